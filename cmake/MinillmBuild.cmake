@@ -1,0 +1,54 @@
+# Targets of the project: one static library per folder, with the device's headers and the warnings of the build.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+find_package(Threads REQUIRED)
+
+add_library(minillm_options INTERFACE)
+target_include_directories(minillm_options INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
+target_compile_options(minillm_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>)
+
+if(MINILLM_SANITIZE)
+  string(REPLACE "undefined" "undefined,bounds,alignment" sanitizers "${MINILLM_SANITIZE}")
+  add_compile_options(-fsanitize=${sanitizers} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${sanitizers})
+  if(MINILLM_SANITIZE MATCHES "undefined")
+    add_compile_options(-fno-sanitize-recover=all)
+  endif()
+endif()
+
+if(MINILLM_MPI)
+  find_package(MPI REQUIRED COMPONENTS CXX)
+endif()
+
+# The device: the simulated one, or CUDA. Everything that launches or calls the runtime links to minillm_device.
+add_library(minillm_device INTERFACE)
+if(MINILLM_SIM)
+  target_link_libraries(minillm_device INTERFACE minillm_sim)
+else()
+  enable_language(CUDA)
+  set(CMAKE_CUDA_STANDARD 20)
+  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+  find_package(CUDAToolkit REQUIRED)
+  find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
+  find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
+  target_include_directories(minillm_device INTERFACE ${NCCL_INCLUDE_DIR})
+  target_link_libraries(minillm_device INTERFACE CUDA::cudart CUDA::cublasLt ${NCCL_LIBRARY})
+  target_compile_options(minillm_device INTERFACE
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr --Werror=all-warnings -Xptxas=-warn-spills,-warn-lmem-usage>)
+endif()
+
+# minillm_library(NAME SOURCES… [LINK TARGETS…]): a folder's library. Names in LINK are folders below it.
+function(minillm_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
+  add_library(minillm_${name} STATIC ${ARG_SOURCES})
+  list(TRANSFORM ARG_LINK PREPEND minillm_)
+  target_link_libraries(minillm_${name} PUBLIC minillm_options ${ARG_LINK})
+endfunction()
+
+# Kernel sources are C++ to the simulated device.
+function(minillm_kernel_sources)
+  if(MINILLM_SIM)
+    set_source_files_properties(${ARGN} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-xc++")
+  endif()
+endfunction()

@@ -1,0 +1,36 @@
+# Tests: GoogleTest programs, run alone or under mpirun, and scripts.
+include(GoogleTest)
+
+if(MINILLM_SANITIZE MATCHES "thread")
+  # MPI and oneDNN are not instrumented; what they read and write is announced by the stand-ins.
+  set(MINILLM_TEST_ENVIRONMENT "TSAN_OPTIONS=ignore_noninstrumented_modules=1 halt_on_error=1 second_deadlock_stack=1")
+elseif(MINILLM_SANITIZE MATCHES "address")
+  # Leaks of device memory are found by the simulated device; the launcher's libraries leak host memory at exit.
+  set(MINILLM_TEST_ENVIRONMENT "ASAN_OPTIONS=detect_leaks=0:detect_stack_use_after_return=0")
+else()
+  set(MINILLM_TEST_ENVIRONMENT "")
+endif()
+
+# minillm_test(NAME SOURCES… LINK TARGETS… [RANKS N…] [TIMEOUT SECONDS]): a GoogleTest program. Without RANKS it runs
+# once per test case; with RANKS the whole program runs under mpirun once per count, named NAME.N.
+function(minillm_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK;RANKS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  list(TRANSFORM ARG_LINK PREPEND minillm_)
+  target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gtest)
+  if(ARG_RANKS)
+    foreach(ranks ${ARG_RANKS})
+      add_test(NAME ${name}.${ranks}
+        COMMAND ${PROJECT_SOURCE_DIR}/scripts/mpirun.sh -np ${ranks} $<TARGET_FILE:${name}>)
+      set_tests_properties(${name}.${ranks} PROPERTIES
+        TIMEOUT ${ARG_TIMEOUT} PROCESSORS ${ranks} ENVIRONMENT "${MINILLM_TEST_ENVIRONMENT}")
+    endforeach()
+  else()
+    target_link_libraries(${name} PRIVATE GTest::gtest_main)
+    gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
+      PROPERTIES TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "${MINILLM_TEST_ENVIRONMENT}")
+  endif()
+endfunction()
