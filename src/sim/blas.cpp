@@ -1,0 +1,366 @@
+// The cuBLASLt stand-in's interface: descriptors, validation, and the operation put on the stream.
+#include <cublasLt.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <stdexcept>
+#include <string>
+
+#include "sim/blas_compute.h"
+#include "sim/device.h"
+#include "sim/failure.h"
+#include "sim/sanitizer.h"
+
+struct cublasLtContext {};
+
+struct cublasLtMatmulDescOpaque_t {
+  cublasComputeType_t compute;
+  cudaDataType scale;
+  int32_t transpose_a = CUBLAS_OP_N;
+  int32_t transpose_b = CUBLAS_OP_N;
+  uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
+  const void* bias = nullptr;
+  int32_t bias_type = -1;  ///< D's type unless set
+};
+
+struct cublasLtMatrixLayoutOpaque_t {
+  cudaDataType type;
+  uint64_t rows, cols;
+  int64_t ld;
+};
+
+struct cublasLtMatmulPreferenceOpaque_t {
+  uint64_t workspace = 0;
+  uint32_t reduction_schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
+  uint32_t alignment[4] = {256, 256, 256, 256};  ///< A, B, C, D
+};
+
+namespace {
+
+/// What the opaque algorithm holds: the problem that the heuristic was asked about.
+struct Algorithm {
+  static constexpr uint32_t kMagic = 0x6d6d6c74;
+  uint32_t magic = kMagic;
+  uint32_t alignment[4] = {};
+  uint64_t shape_hash = 0;
+};
+static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t::data));
+
+template <class Create>
+cublasStatus_t allocate(Create create) {
+  try {
+    create();
+    return CUBLAS_STATUS_SUCCESS;
+  } catch (const std::bad_alloc&) {
+    return CUBLAS_STATUS_ALLOC_FAILED;
+  }
+}
+
+template <class T>
+cublasStatus_t destroy(T* object) {
+  if (!object) return CUBLAS_STATUS_INVALID_VALUE;
+  delete object;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+template <class T>
+cublasStatus_t set(T& field, const void* value, size_t bytes) {
+  if (!value || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(&field, value, sizeof(T));
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+struct Layouts {
+  cublasLtMatrixLayout_t a, b, c, d;
+};
+
+bool supported_types(const cublasLtMatmulDescOpaque_t& desc, const Layouts& l) {
+  const bool inputs = l.a->type == l.b->type && (l.a->type == CUDA_R_16BF || l.a->type == CUDA_R_32F);
+  const bool outputs = l.c->type == l.d->type && (l.d->type == CUDA_R_32F || l.d->type == l.a->type);
+  const bool bias = desc.bias_type == -1 || desc.bias_type == l.d->type;
+  return inputs && outputs && bias && desc.compute == CUBLAS_COMPUTE_32F && desc.scale == CUDA_R_32F &&
+         (desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT || desc.epilogue == CUBLASLT_EPILOGUE_BIAS);
+}
+
+bool consistent_shapes(const cublasLtMatmulDescOpaque_t& desc, const Layouts& l) {
+  for (const auto* layout : {l.a, l.b, l.c, l.d}) {
+    constexpr uint64_t kLargest = std::numeric_limits<int64_t>::max() / 8;
+    if (layout->rows == 0 || layout->cols == 0 || layout->rows > kLargest || layout->cols > kLargest)
+      return false;
+    if (layout->ld < static_cast<int64_t>(layout->rows)) return false;
+  }
+  const bool ta = desc.transpose_a != CUBLAS_OP_N, tb = desc.transpose_b != CUBLAS_OP_N;
+  const uint64_t m = ta ? l.a->cols : l.a->rows, k = ta ? l.a->rows : l.a->cols;
+  const uint64_t k_of_b = tb ? l.b->cols : l.b->rows, n = tb ? l.b->rows : l.b->cols;
+  return k == k_of_b && l.d->rows == m && l.d->cols == n && l.c->rows == m && l.c->cols == n;
+}
+
+cublasStatus_t validate(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const Layouts& l) {
+  if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (!desc || !l.a || !l.b || !l.c || !l.d) return CUBLAS_STATUS_INVALID_VALUE;
+  if (!consistent_shapes(*desc, l)) return CUBLAS_STATUS_INVALID_VALUE;
+  return supported_types(*desc, l) ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+/// FNV-1a over everything that an algorithm is chosen for.
+uint64_t shape_hash(const cublasLtMatmulDescOpaque_t& desc, const Layouts& l) {
+  uint64_t hash = 0xcbf29ce484222325u;
+  const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3u; };
+  add(desc.transpose_a), add(desc.transpose_b), add(desc.epilogue);
+  for (const auto* layout : {l.a, l.b, l.c, l.d})
+    add(layout->type), add(layout->rows), add(layout->cols), add(layout->ld);
+  return hash;
+}
+
+bool aligned(const void* pointer, uint64_t bytes) {
+  return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+}
+
+/// The vendor allows C to be D and no other overlap with D; here that would go unnoticed, as inputs are
+/// copied first.
+bool overlap(const void* x, const cublasLtMatrixLayoutOpaque_t& lx, const void* d,
+             const cublasLtMatrixLayoutOpaque_t& ld) {
+  const auto end = [](const void* p, const cublasLtMatrixLayoutOpaque_t& l) {
+    const uint64_t elements = (l.cols - 1) * static_cast<uint64_t>(l.ld) + l.rows;
+    return static_cast<const char*>(p) + elements * sim::blas_element_size(l.type);
+  };
+  return static_cast<const char*>(x) < end(d, ld) && static_cast<const char*>(d) < end(x, lx);
+}
+
+sim::BlasMatrix matrix(const char* name, const void* data, const cublasLtMatrixLayoutOpaque_t& layout) {
+  return {name,
+          const_cast<void*>(data),
+          layout.type,
+          static_cast<int64_t>(layout.rows),
+          static_cast<int64_t>(layout.cols),
+          layout.ld};
+}
+
+int64_t span_bytes(const sim::BlasMatrix& m) {
+  return ((m.cols - 1) * m.ld + m.rows) * sim::blas_element_size(m.type);
+}
+
+/// What on a GPU would be an illegal address, if it was noticed at all.
+void require_device_memory(const char* name, const void* data, int64_t bytes) {
+  const sim::Memory::Range range = sim::device().memory.classify(data, static_cast<size_t>(bytes));
+  if (range.kind != sim::Memory::Kind::kPageable && range.inside) return;
+  throw std::runtime_error(std::string("cublasLtMatmul: the ") + std::to_string(bytes) + " bytes of " + name +
+                           " do not lie within one allocation of the device");
+}
+
+void require_device_memory(const sim::BlasProblem& p) {
+  // The check orders no streams, and its stack may be the host's.
+  const sim::InvisibleScope invisible;
+  for (const sim::BlasMatrix* m : {&p.a, &p.b, &p.d}) require_device_memory(m->name, m->data, span_bytes(*m));
+  if (p.beta != 0) require_device_memory(p.c.name, p.c.data, span_bytes(p.c));
+  if (p.bias) require_device_memory("bias", p.bias, p.d.rows * sim::blas_element_size(p.d.type));
+}
+
+cublasStatus_t enqueue(const sim::BlasProblem& problem, cudaStream_t stream) {
+  sim::Scheduler& scheduler = sim::device().scheduler;
+  if (!scheduler.exists(stream)) return CUBLAS_STATUS_INVALID_VALUE;
+  if (sim::failure() != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
+  scheduler.enqueue(stream, [problem] {
+    require_device_memory(problem);
+    sim::compute_matmul(problem);
+  });
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+}  // namespace
+
+extern "C" {
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
+  if (!handle) return CUBLAS_STATUS_INVALID_VALUE;
+  return allocate([&] { *handle = new cublasLtContext; });
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
+  return handle ? destroy(handle) : CUBLAS_STATUS_NOT_INITIALIZED;
+}
+
+const char* cublasLtGetStatusName(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+      return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+      return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+      return "CUBLAS_STATUS_ALLOC_FAILED";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_ARCH_MISMATCH:
+      return "CUBLAS_STATUS_ARCH_MISMATCH";
+    case CUBLAS_STATUS_MAPPING_ERROR:
+      return "CUBLAS_STATUS_MAPPING_ERROR";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+      return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_INTERNAL_ERROR:
+      return "CUBLAS_STATUS_INTERNAL_ERROR";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case CUBLAS_STATUS_LICENSE_ERROR:
+      return "CUBLAS_STATUS_LICENSE_ERROR";
+  }
+  return "unknown cuBLAS status";
+}
+
+const char* cublasLtGetStatusString(cublasStatus_t status) {
+  switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+      return "success";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+      return "the library was not initialized";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+      return "the resource allocation failed";
+    case CUBLAS_STATUS_INVALID_VALUE:
+      return "an unsupported value or parameter was passed to the function";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+      return "the function failed to launch on the GPU";
+    case CUBLAS_STATUS_INTERNAL_ERROR:
+      return "an internal operation failed";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+      return "the requested functionality is not supported";
+    default:
+      return cublasLtGetStatusName(status);
+  }
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
+  if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
+  return allocate([&] { *desc = new cublasLtMatmulDescOpaque_t{compute, scale}; });
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
+  return destroy(desc);
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attribute, const void* value,
+                                              size_t bytes) {
+  if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
+  switch (attribute) {
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+      return set(desc->transpose_a, value, bytes);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+      return set(desc->transpose_b, value, bytes);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+      return set(desc->epilogue, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+      return set(desc->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+      return set(desc->bias_type, value, bytes);
+  }
+  return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t ld) {
+  if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
+  return allocate([&] { *layout = new cublasLtMatrixLayoutOpaque_t{type, rows, cols, ld}; });
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+  return destroy(layout);
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+  if (!preference) return CUBLAS_STATUS_INVALID_VALUE;
+  return allocate([&] { *preference = new cublasLtMatmulPreferenceOpaque_t; });
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+  return destroy(preference);
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void* value, size_t bytes) {
+  if (!preference) return CUBLAS_STATUS_INVALID_VALUE;
+  switch (attribute) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+      return set(preference->workspace, value, bytes);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
+      return set(preference->reduction_schemes, value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+      return set(preference->alignment[0], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+      return set(preference->alignment[1], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+      return set(preference->alignment[2], value, bytes);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+      return set(preference->alignment[3], value, bytes);
+  }
+  return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int requested,
+                                              cublasLtMatmulHeuristicResult_t results[], int* returned) {
+  if (!returned || !results || requested < 1 || !preference) return CUBLAS_STATUS_INVALID_VALUE;
+  *returned = 0;
+  const Layouts layouts{a, b, c, d};
+  const cublasStatus_t status = validate(handle, desc, layouts);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  Algorithm algorithm;
+  for (int i = 0; i < 4; ++i) {
+    const int64_t element = sim::blas_element_size((i < 2 ? a : d)->type);
+    if (!std::has_single_bit(preference->alignment[i]) || preference->alignment[i] < element)
+      return CUBLAS_STATUS_NOT_SUPPORTED;
+    algorithm.alignment[i] = std::min(preference->alignment[i], 256u);
+  }
+  algorithm.shape_hash = shape_hash(*desc, layouts);
+  results[0] = {};
+  std::memcpy(results[0].algo.data, &algorithm, sizeof algorithm);
+  *returned = 1;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void* alpha,
+                              const void* A, cublasLtMatrixLayout_t a, const void* B,
+                              cublasLtMatrixLayout_t b, const void* beta, const void* C,
+                              cublasLtMatrixLayout_t c, void* D, cublasLtMatrixLayout_t d,
+                              const cublasLtMatmulAlgo_t* algo, void* workspace, size_t workspace_bytes,
+                              cudaStream_t stream) {
+  const Layouts layouts{a, b, c, d};
+  const cublasStatus_t status = validate(handle, desc, layouts);
+  if (status != CUBLAS_STATUS_SUCCESS) return status;
+  if (!alpha || !beta || !A || !B || !D) return CUBLAS_STATUS_INVALID_VALUE;
+  float scales[2];
+  std::memcpy(&scales[0], alpha, sizeof(float));
+  std::memcpy(&scales[1], beta, sizeof(float));
+  if (scales[1] != 0 && !C) return CUBLAS_STATUS_INVALID_VALUE;
+  if (overlap(A, *a, D, *d) || overlap(B, *b, D, *d)) return CUBLAS_STATUS_INVALID_VALUE;
+  if (scales[1] != 0 && (C == D ? c->ld != d->ld : overlap(C, *c, D, *d))) return CUBLAS_STATUS_INVALID_VALUE;
+  if (workspace_bytes > 0 && (!workspace || !aligned(workspace, 256))) return CUBLAS_STATUS_INVALID_VALUE;
+  const bool with_bias = desc->epilogue == CUBLASLT_EPILOGUE_BIAS;
+  if (with_bias && !desc->bias) return CUBLAS_STATUS_INVALID_VALUE;
+  if (algo) {
+    Algorithm algorithm;
+    std::memcpy(&algorithm, algo->data, sizeof algorithm);
+    if (algorithm.magic != Algorithm::kMagic || algorithm.shape_hash != shape_hash(*desc, layouts))
+      return CUBLAS_STATUS_INVALID_VALUE;
+    const void* operands[4] = {A, B, scales[1] != 0 ? C : D, D};
+    for (int i = 0; i < 4; ++i)
+      if (!aligned(operands[i], algorithm.alignment[i])) return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  const sim::BlasProblem problem{matrix("A", A, *a),
+                                 matrix("B", B, *b),
+                                 matrix("C", C, *c),
+                                 matrix("D", D, *d),
+                                 desc->transpose_a != CUBLAS_OP_N,
+                                 desc->transpose_b != CUBLAS_OP_N,
+                                 scales[0],
+                                 scales[1],
+                                 with_bias ? desc->bias : nullptr};
+  return enqueue(problem, stream);
+}
+
+}  // extern "C"

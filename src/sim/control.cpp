@@ -1,0 +1,131 @@
+#include "sim/control.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "sim/device.h"
+
+namespace sim {
+namespace {
+
+[[noreturn]] void reject(const char* variable, std::string_view value, const char* allowed) {
+  throw std::invalid_argument(std::string(variable) + " is '" + std::string(value) +
+                              "'; allowed: " + allowed);
+}
+
+std::optional<uint64_t> parse_number(std::string_view text) {
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+std::optional<uint64_t> parse_seed(std::string_view text, std::string_view prefix) {
+  if (!text.starts_with(prefix)) return std::nullopt;
+  return parse_number(text.substr(prefix.size()));
+}
+
+Order parse_order(std::string_view text) {
+  if (text == "forward") return {Order::Kind::kForward, 0};
+  if (text == "reverse") return {Order::Kind::kReverse, 0};
+  if (const auto seed = parse_seed(text, "shuffle:")) return {Order::Kind::kShuffle, *seed};
+  reject("MINILLM_SIM_ORDER", text, "forward, reverse, shuffle:SEED");
+}
+
+std::optional<uint64_t> parse_streams(std::string_view text) {
+  if (text == "threads") return std::nullopt;
+  if (const auto seed = parse_seed(text, "seed:")) return seed;
+  reject("MINILLM_SIM_STREAMS", text, "threads, seed:N");
+}
+
+int64_t parse_memory(std::string_view text) {
+  std::string_view digits = text;
+  int shift = 0;
+  for (const auto& [suffix, bits] : {std::pair{'K', 10}, {'M', 20}, {'G', 30}})
+    if (text.ends_with(suffix)) shift = bits, digits.remove_suffix(1);
+  const auto value = parse_number(digits);
+  if (!value || *value == 0 || *value > uint64_t{1} << (62 - shift))
+    reject("MINILLM_SIM_MEMORY", text, "a positive number of bytes, with suffix K, M or G if you like");
+  return static_cast<int64_t>(*value << shift);
+}
+
+int parse_workers(std::string_view text) {
+  const auto value = parse_number(text);
+  if (!value || *value < 1 || *value > 256) reject("MINILLM_SIM_WORKERS", text, "1 to 256");
+  return static_cast<int>(*value);
+}
+
+int default_workers() {
+  const char* ranks = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+  const auto local_ranks = ranks != nullptr ? parse_number(ranks).value_or(1) : 1;
+  const uint64_t share = std::thread::hardware_concurrency() / std::max<uint64_t>(local_ranks, 1);
+  return static_cast<int>(std::clamp<uint64_t>(share, 1, 256));
+}
+
+Settings from_environment() {
+  Settings settings;
+  const auto variable = [](const char* name) { return std::getenv(name); };
+  const char* workers = variable("MINILLM_SIM_WORKERS");
+  settings.workers = workers != nullptr ? parse_workers(workers) : default_workers();
+  if (const char* order = variable("MINILLM_SIM_ORDER")) settings.order = parse_order(order);
+  if (const char* streams = variable("MINILLM_SIM_STREAMS")) settings.stream_seed = parse_streams(streams);
+  if (const char* memory = variable("MINILLM_SIM_MEMORY")) settings.memory_bytes = parse_memory(memory);
+  if (const char* delay = variable("MINILLM_SIM_DELAY")) {
+    settings.delay_seed = parse_number(delay);
+    if (!settings.delay_seed) reject("MINILLM_SIM_DELAY", delay, "a number");
+  }
+  return settings;
+}
+
+struct Guarded {
+  std::mutex mutex;
+  Settings settings = from_environment();
+};
+Guarded& guarded() {
+  static auto* const guarded = new Guarded;  // outlives all threads
+  return *guarded;
+}
+
+template <class Value>
+void set(Value Settings::*member, Value value) {
+  std::lock_guard lock(guarded().mutex);
+  guarded().settings.*member = value;
+}
+
+}  // namespace
+
+Settings settings() {
+  std::lock_guard lock(guarded().mutex);
+  return guarded().settings;
+}
+
+void set_workers(int workers) {
+  set(&Settings::workers, parse_workers(std::to_string(workers)));
+}
+void set_order(std::string_view order) {
+  set(&Settings::order, parse_order(order));
+}
+void set_memory(int64_t bytes) {
+  set(&Settings::memory_bytes, parse_memory(std::to_string(bytes)));
+}
+void set_delay(std::optional<uint64_t> seed) {
+  set(&Settings::delay_seed, seed);
+}
+
+void set_streams(std::string_view mode) {
+  const auto before = settings().stream_seed;
+  set(&Settings::stream_seed, parse_streams(mode));
+  try {
+    device().scheduler.reload_mode();
+  } catch (const std::logic_error&) {
+    set(&Settings::stream_seed, before);
+    throw;
+  }
+}
+
+}  // namespace sim

@@ -1,0 +1,53 @@
+// Settings of the simulated device. Each is read once from its environment variable and can be set by the
+// program. A variable that cannot be understood is a std::invalid_argument from the first call that needs the
+// device.
+//
+//   MINILLM_SIM_WORKERS  threads that a stream spreads a kernel's blocks over; default: cores / ranks on this
+//   machine MINILLM_SIM_ORDER    forward | reverse | shuffle:SEED: in which blocks, and threads within a
+//   block, take turns MINILLM_SIM_STREAMS  threads: each stream runs on a thread of its own
+//                        seed:N: operations run only while the host waits or queries, on the host's thread,
+//                        and which stream comes next is drawn from a generator: a pure function of N and the
+//                        program
+//   MINILLM_SIM_MEMORY   device memory in bytes; suffixes K, M, G are powers of 1024; default 80e9
+//   MINILLM_SIM_DELAY    SEED: random short sleeps before operations in `threads` mode
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+namespace sim {
+
+struct Order {
+  enum class Kind { kForward, kReverse, kShuffle };
+  Kind kind = Kind::kForward;
+  uint64_t seed = 0;
+};
+
+struct Settings {
+  int workers = 1;
+  Order order;
+  std::optional<uint64_t> stream_seed;  ///< empty: `threads` mode
+  int64_t memory_bytes = 80'000'000'000;
+  std::optional<uint64_t> delay_seed;
+};
+
+/// What is in force.
+Settings settings();
+
+/// Each throws std::invalid_argument for a value that its variable would not allow. A new number of workers
+/// counts for streams created later. set_streams waits for all work and throws std::logic_error while a
+/// stream exists.
+void set_workers(int workers);
+void set_order(std::string_view order);
+void set_streams(std::string_view mode);
+void set_memory(int64_t bytes);
+void set_delay(std::optional<uint64_t> seed);
+
+/// Forgets a kernel's or host function's failure, which CUDA cannot: for tests that plant one.
+void clear_failure();
+
+/// Exit code of a process that ends with device or pinned memory not freed.
+inline constexpr int kLeakExitCode = 70;
+
+}  // namespace sim

@@ -1,0 +1,59 @@
+#include "sim/counters.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "sim/sanitizer.h"
+
+namespace sim {
+namespace {
+
+struct State {
+  std::mutex mutex;
+  Counters counters;
+};
+State& state() {
+  static auto* const state = new State;  // outlives all threads
+  return *state;
+}
+
+template <class Update>
+auto with_counters(Update update) {
+  const InvisibleScope invisible;
+  std::lock_guard lock(state().mutex);
+  return update(state().counters);
+}
+
+}  // namespace
+
+Counters counters() {
+  return with_counters([](const Counters& counters) { return counters; });
+}
+
+void reset_counters() {
+  with_counters([](Counters& counters) {
+    const int64_t now = counters.allocated_bytes;
+    counters = Counters{.launches = {}, .collectives = {}, .allocated_bytes = now, .peak_bytes = now};
+  });
+}
+
+void count_launch(const std::string& kernel) {
+  with_counters([&](Counters& counters) { ++counters.launches[kernel]; });
+}
+
+void count_collective(const std::string& name, int64_t bytes) {
+  with_counters([&](Counters& counters) {
+    CollectiveCount& count = counters.collectives[name];
+    ++count.calls;
+    count.bytes += bytes;
+  });
+}
+
+void count_memory(int64_t bytes) {
+  with_counters([&](Counters& counters) {
+    counters.allocated_bytes += bytes;
+    counters.peak_bytes = std::max(counters.peak_bytes, counters.allocated_bytes);
+  });
+}
+
+}  // namespace sim

@@ -1,0 +1,31 @@
+// What the simulated device has done, for tests.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+
+namespace sim {
+
+struct CollectiveCount {
+  int64_t calls = 0;
+  int64_t bytes = 0;
+};
+
+struct Counters {
+  std::map<std::string, int64_t> launches;  ///< by kernel name, counted when launched
+  std::map<std::string, CollectiveCount> collectives;
+  int64_t allocated_bytes = 0;  ///< device memory now
+  int64_t peak_bytes = 0;       ///< and at most since the start or the last reset
+};
+
+Counters counters();
+/// Counts start at 0 again, the peak at what is allocated now.
+void reset_counters();
+
+/// For the stand-ins. Safe from any thread or operation; orders nothing.
+void count_launch(const std::string& kernel);
+void count_collective(const std::string& name, int64_t bytes);
+void count_memory(int64_t bytes);  ///< negative when freed
+
+}  // namespace sim

@@ -1,0 +1,78 @@
+// Types of the CUDA runtime API: handles, enumerations, device properties. Values are CUDA's.
+#pragma once
+
+#include <cstddef>
+
+enum cudaError_t : int {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorMemoryAllocation = 2,
+  cudaErrorInitializationError = 3,
+  cudaErrorInvalidConfiguration = 9,
+  cudaErrorInvalidMemcpyDirection = 21,
+  cudaErrorInvalidDevice = 101,
+  cudaErrorInvalidResourceHandle = 400,
+  cudaErrorNotReady = 600,
+  cudaErrorLaunchFailure = 719,  ///< a kernel failed; cudaGetErrorString says which, where and why
+  cudaErrorNotSupported = 801,
+  cudaErrorUnknown = 999,  ///< a host function failed; cudaGetErrorString has its message
+};
+
+struct CUstream_st;
+struct CUevent_st;
+using cudaStream_t = CUstream_st*;
+using cudaEvent_t = CUevent_st*;
+using cudaHostFn_t = void (*)(void*);
+
+enum cudaMemcpyKind {
+  cudaMemcpyHostToHost = 0,
+  cudaMemcpyHostToDevice = 1,
+  cudaMemcpyDeviceToHost = 2,
+  cudaMemcpyDeviceToDevice = 3,
+  cudaMemcpyDefault = 4,
+};
+
+enum cudaDeviceAttr {
+  cudaDevAttrMaxThreadsPerBlock = 1,
+  cudaDevAttrMaxSharedMemoryPerBlock = 8,
+  cudaDevAttrWarpSize = 10,
+  cudaDevAttrClockRate = 13,
+  cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrMemoryClockRate = 36,
+  cudaDevAttrGlobalMemoryBusWidth = 37,
+  cudaDevAttrL2CacheSize = 38,
+  cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+  cudaDevAttrComputeCapabilityMajor = 75,
+  cudaDevAttrComputeCapabilityMinor = 76,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+};
+
+enum cudaFuncAttribute {
+  cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
+  cudaFuncAttributePreferredSharedMemoryCarveout = 9,
+};
+
+inline constexpr unsigned cudaStreamDefault = 0x0;
+inline constexpr unsigned cudaStreamNonBlocking = 0x1;
+inline constexpr unsigned cudaEventDefault = 0x0;
+inline constexpr unsigned cudaEventBlockingSync = 0x1;
+inline constexpr unsigned cudaEventDisableTiming = 0x2;
+inline constexpr unsigned cudaEventRecordDefault = 0x0;
+inline constexpr unsigned cudaEventWaitDefault = 0x0;
+inline constexpr unsigned cudaHostAllocDefault = 0x0;
+inline constexpr unsigned cudaHostAllocPortable = 0x1;
+
+struct cudaDeviceProp {
+  char name[256];
+  size_t totalGlobalMem;
+  size_t sharedMemPerBlock;
+  size_t sharedMemPerBlockOptin;
+  int warpSize;
+  int maxThreadsPerBlock;
+  int maxThreadsPerMultiProcessor;
+  int multiProcessorCount;
+  int major;
+  int minor;
+  int l2CacheSize;
+  int memoryBusWidth;
+};
