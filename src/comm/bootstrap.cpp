@@ -1,0 +1,63 @@
+#include "comm/bootstrap.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "core/error.h"
+#if defined(MINILLM_WITH_MPI)
+#include "comm/mpi_bootstrap.h"
+#endif
+
+namespace minillm::comm {
+namespace {
+
+class SingleProcess final : public Bootstrap {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  int local_rank() const override { return 0; }
+  int local_size() const override { return 1; }
+  void barrier() override {}
+  void broadcast(std::span<std::byte>) override {}
+  void gather(std::span<const std::byte> part, std::span<std::byte> all) override {
+    if (all.size() != part.size())
+      throw InternalError("Bootstrap::gather: " + std::to_string(all.size()) + " bytes for one part of " +
+                          std::to_string(part.size()));
+    std::ranges::copy(part, all.begin());
+  }
+  int64_t max(int64_t value) override { return value; }
+  [[noreturn]] void abort(int exit_code) override {
+    std::fflush(nullptr);
+    std::_Exit(exit_code);
+  }
+};
+
+/// Throws when a launcher's variable says that this lone process should be one of several.
+void refuse_lone_rank(const std::string& remedy) {
+  for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE"}) {
+    const char* value = std::getenv(variable);
+    if (!value || std::atol(value) <= 1) continue;
+    throw CommunicationError(std::string("the launcher started several ranks (") + variable + "=" + value +
+                             "), but this process sees only itself: " + remedy +
+                             "; for a single rank unset " + variable);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Bootstrap> make_bootstrap(int* argc, char*** argv) {
+#if defined(MINILLM_WITH_MPI)
+  std::unique_ptr<Bootstrap> bootstrap = make_mpi_bootstrap(argc, argv);
+  if (bootstrap->size() == 1)
+    refuse_lone_rank("start it with the mpirun of the MPI it was built with, or with srun --mpi=pmix");
+  return bootstrap;
+#else
+  (void)argc, (void)argv;
+  refuse_lone_rank("it was built without MPI, configure it with MINILLM_MPI=ON");
+  return std::make_unique<SingleProcess>();
+#endif
+}
+
+}  // namespace minillm::comm

@@ -1,0 +1,42 @@
+// How the ranks of a job find each other, and the few host-side exchanges that training needs outside NCCL.
+//
+// Two implementations: MPI (built with MINILLM_MPI, started by mpirun or srun) and a single process. MPI is
+// used for control only, never on device buffers of a step.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+namespace minillm::comm {
+
+class Bootstrap {
+ public:
+  virtual ~Bootstrap() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  /// Rank among the processes of this machine: which GPU to take.
+  virtual int local_rank() const = 0;
+  virtual int local_size() const = 0;
+
+  virtual void barrier() = 0;
+  /// Overwrites `bytes` on all ranks with rank 0's.
+  virtual void broadcast(std::span<std::byte> bytes) = 0;
+  /// On rank 0, all[size() * part.size()] = the parts of all ranks in rank order; all ranks give parts of one
+  /// size and the others' `all` is not touched.
+  virtual void gather(std::span<const std::byte> part, std::span<std::byte> all) = 0;
+  /// The maximum over ranks, on every rank.
+  virtual int64_t max(int64_t value) = 0;
+
+  /// Ends all ranks now with `exit_code`; never returns. Callable from any thread and after errors.
+  [[noreturn]] virtual void abort(int exit_code) = 0;
+};
+
+/// Starts the launcher's runtime: MPI when built with it, else a single process. Throws CommunicationError
+/// when the environment says that this is one of several ranks but MPI is absent or sees only one (a launcher
+/// that does not speak this MPI starts N lone processes), naming the variable that says so.
+std::unique_ptr<Bootstrap> make_bootstrap(int* argc, char*** argv);
+
+}  // namespace minillm::comm

@@ -1,0 +1,22 @@
+// How an error on one rank ends a job.
+#pragma once
+
+#include <exception>
+
+#include "comm/bootstrap.h"
+#include "core/error.h"
+
+namespace minillm::comm {
+
+/// The exit code of an error: its own for minillm::Error, ExitCode::kInternal for others.
+ExitCode exit_code(const std::exception& error);
+
+/// Prints "[rank r] error: …" and ends all ranks with the error's exit code; never returns. Most errors are
+/// the same on all ranks, so rank 0 tells at once and the others a second later, by when rank 0 has ended
+/// them.
+///
+/// Where collectives may be in flight this has to be called before the stack unwinds: destroying streams and
+/// communicators waits for peers, which wait for this rank.
+[[noreturn]] void end_job(Bootstrap& bootstrap, const std::exception& error);
+
+}  // namespace minillm::comm

@@ -1,0 +1,94 @@
+#include "comm/mpi_bootstrap.h"
+
+#define OMPI_SKIP_MPICXX 1  // the C++ bindings that MPI dropped in 2012 do not compile without warnings
+#define MPICH_SKIP_MPICXX 1
+#include <mpi.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+
+#include "core/checked.h"
+#include "core/error.h"
+
+namespace minillm::comm {
+namespace {
+
+void check(int code, const char* call) {
+  if (code == MPI_SUCCESS) return;
+  char text[MPI_MAX_ERROR_STRING];
+  int length = 0;
+  MPI_Error_string(code, text, &length);
+  throw CommunicationError(std::string(call) + ": " + std::string(text, length));
+}
+
+class MpiBootstrap final : public Bootstrap {
+ public:
+  MpiBootstrap() {
+    check(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
+    check(MPI_Comm_rank(MPI_COMM_WORLD, &rank_), "MPI_Comm_rank");
+    check(MPI_Comm_size(MPI_COMM_WORLD, &size_), "MPI_Comm_size");
+    MPI_Comm machine;
+    check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &machine),
+          "MPI_Comm_split_type");
+    check(MPI_Comm_rank(machine, &local_rank_), "MPI_Comm_rank");
+    check(MPI_Comm_size(machine, &local_size_), "MPI_Comm_size");
+    check(MPI_Comm_free(&machine), "MPI_Comm_free");
+  }
+
+  ~MpiBootstrap() override { (void)MPI_Finalize(); }
+
+  int rank() const override { return rank_; }
+  int size() const override { return size_; }
+  int local_rank() const override { return local_rank_; }
+  int local_size() const override { return local_size_; }
+
+  void barrier() override { check(MPI_Barrier(MPI_COMM_WORLD), "MPI_Barrier"); }
+
+  void broadcast(std::span<std::byte> bytes) override {
+    check(MPI_Bcast(bytes.data(), narrow<int>(bytes.size()), MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
+  }
+
+  void gather(std::span<const std::byte> part, std::span<std::byte> all) override {
+    if (rank_ == 0 && all.size() != part.size() * static_cast<size_t>(size_))
+      throw InternalError("Bootstrap::gather: " + std::to_string(all.size()) + " bytes for " +
+                          std::to_string(size_) + " parts of " + std::to_string(part.size()));
+    const int bytes = narrow<int>(part.size());
+    check(MPI_Gather(part.data(), bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, 0, MPI_COMM_WORLD),
+          "MPI_Gather");
+  }
+
+  int64_t max(int64_t value) override {
+    int64_t result = value;
+    check(MPI_Allreduce(&value, &result, 1, MPI_INT64_T, MPI_MAX, MPI_COMM_WORLD), "MPI_Allreduce");
+    return result;
+  }
+
+  [[noreturn]] void abort(int exit_code) override {
+    std::fflush(nullptr);  // MPI_Abort kills without flushing
+    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    std::_Exit(exit_code);
+  }
+
+ private:
+  int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
+};
+
+}  // namespace
+
+std::unique_ptr<Bootstrap> make_mpi_bootstrap(int* argc, char*** argv) {
+  int started = 0, provided = MPI_THREAD_SINGLE;
+  MPI_Initialized(&started);
+  if (started)
+    throw CommunicationError("MPI was already started by this process: it can be started only once");
+  check(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+  auto bootstrap = std::make_unique<MpiBootstrap>();
+  if (provided < MPI_THREAD_MULTIPLE)
+    throw CommunicationError(
+        "this MPI library has no MPI_THREAD_MULTIPLE, which the collectives need: use a build of MPI with "
+        "thread "
+        "support");
+  return bootstrap;
+}
+
+}  // namespace minillm::comm
