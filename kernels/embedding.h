@@ -1,0 +1,41 @@
+// Token embedding: a row of the table per token, and the gradient of the table as an ordered sum per token
+// id.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "core/cost.h"
+#include "core/dtype.h"
+
+namespace minillm::kernels {
+
+struct EmbeddingForward {
+  void* out = nullptr;              ///< [tokens, columns] dtype, written
+  const void* table = nullptr;      ///< [vocabulary, columns] dtype
+  const int32_t* tokens = nullptr;  ///< [tokens], each in [0, vocabulary): checked where data enters
+  int64_t count = 0;                ///< number of tokens
+  int columns = 0;
+  DType dtype = DType::kBf16;
+};
+/// Throws DeviceError when the launch fails.
+void embedding_forward(const EmbeddingForward& a, cudaStream_t stream);
+Cost embedding_forward_cost(int64_t count, int columns, DType dtype);
+
+struct EmbeddingBackward {
+  float* dtable = nullptr;     ///< [vocabulary, columns] fp32, written whole: rows of absent tokens become 0
+  const void* dout = nullptr;  ///< [tokens, columns] dtype
+  const int32_t* tokens = nullptr;  ///< [tokens], each in [0, vocabulary)
+  void* scratch = nullptr;          ///< embedding_backward_scratch() bytes, any contents
+  int64_t count = 0;                ///< number of tokens, below 2^31
+  int64_t vocabulary = 0;
+  int columns = 0;
+  DType dtype = DType::kBf16;
+};
+/// Sorts the positions by token id (stable), then adds each token's rows in position order in fp32.
+void embedding_backward(const EmbeddingBackward& a, cudaStream_t stream);
+int64_t embedding_backward_scratch(int64_t count, int64_t vocabulary);
+Cost embedding_backward_cost(int64_t count, int64_t vocabulary, int columns, DType dtype);
+
+}  // namespace minillm::kernels

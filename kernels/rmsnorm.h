@@ -1,0 +1,58 @@
+// Root-mean-square normalisation over the last dimension (Zhang & Sennrich 2019).
+//   rstd[r] = 1 / sqrt(mean_c(x[r,c]²) + epsilon),   y[r,c] = x[r,c] · rstd[r] · weight[c]
+// All arithmetic in fp32, rounded once when y or dx is stored.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "core/cost.h"
+#include "core/dtype.h"
+
+namespace minillm::kernels {
+
+struct RmsNormForward {
+  void* y = nullptr;             ///< [rows, columns] dtype, written; may alias x
+  float* rstd = nullptr;         ///< [rows], written
+  const void* x = nullptr;       ///< [rows, columns] dtype
+  const void* weight = nullptr;  ///< [columns] dtype
+  int64_t rows = 0;
+  int columns = 0;
+  float epsilon = 0;
+  DType dtype = DType::kBf16;
+};
+/// Throws DeviceError when the launch fails.
+void rmsnorm_forward(const RmsNormForward& a, cudaStream_t stream);
+Cost rmsnorm_forward_cost(int64_t rows, int columns, DType dtype);
+
+/// y again from the saved rstd: bitwise what rmsnorm_forward wrote.
+struct RmsNormRecompute {
+  void* y = nullptr;             ///< [rows, columns] dtype, written; may alias x
+  const float* rstd = nullptr;   ///< [rows]
+  const void* x = nullptr;       ///< [rows, columns] dtype
+  const void* weight = nullptr;  ///< [columns] dtype
+  int64_t rows = 0;
+  int columns = 0;
+  DType dtype = DType::kBf16;
+};
+void rmsnorm_recompute(const RmsNormRecompute& a, cudaStream_t stream);
+
+struct RmsNormBackward {
+  void* dx = nullptr;              ///< [rows, columns] dtype, written; may alias dy or residual
+  float* dweight = nullptr;        ///< [columns] fp32, written: sum over rows, in a fixed order
+  const void* dy = nullptr;        ///< [rows, columns] dtype
+  const void* x = nullptr;         ///< [rows, columns] dtype
+  const void* weight = nullptr;    ///< [columns] dtype
+  const float* rstd = nullptr;     ///< [rows], as saved by the forward pass
+  const void* residual = nullptr;  ///< optional [rows, columns] dtype, added to dx before it is rounded
+  float* scratch = nullptr;        ///< rmsnorm_backward_scratch() bytes, any contents
+  int64_t rows = 0;
+  int columns = 0;
+  DType dtype = DType::kBf16;
+};
+void rmsnorm_backward(const RmsNormBackward& a, cudaStream_t stream);
+int64_t rmsnorm_backward_scratch(int64_t rows, int columns);
+Cost rmsnorm_backward_cost(int64_t rows, int columns, bool residual, DType dtype);
+
+}  // namespace minillm::kernels

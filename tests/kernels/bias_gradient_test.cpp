@@ -1,0 +1,85 @@
+#include "kernels/bias_gradient.h"
+
+#include "tests/kernels/support.h"
+
+namespace minillm::kernels::testing {
+namespace {
+
+struct Shape {
+  int64_t rows;
+  int columns;
+};
+
+// Less and more than a warp's tile in vectors and in elements; one range of rows, several, more than there
+// may be.
+constexpr Shape kShapes[] = {{0, 8},     {1, 1},      {7, 7},    {199, 33},  {1, 64},    {128, 256},
+                             {129, 264}, {199, 1025}, {7, 4096}, {1000, 40}, {40000, 8}, {33000, 3}};
+
+template <class Real>
+std::vector<Real> column_sums(Shape s, const std::vector<float>& dy, bool absolute = false) {
+  std::vector<Real> result(s.columns);
+  for (int64_t r = 0; r < s.rows; ++r)
+    for (int c = 0; c < s.columns; ++c) {
+      const Real value = dy[r * s.columns + c];
+      result[c] += absolute ? std::abs(value) : value;
+    }
+  return result;
+}
+
+std::vector<float> run(Shape s, const Tensor& dy) {
+  const DeviceArray<float> dbias(s.columns);
+  const DeviceBytes scratch(bias_gradient_scratch(s.rows, s.columns));
+  bias_gradient({.dbias = dbias.get(),
+                 .dy = dy.data(),
+                 .scratch = scratch.as<float>(),
+                 .rows = s.rows,
+                 .columns = s.columns,
+                 .dtype = dy.type()},
+                nullptr);
+  return dbias.values();
+}
+
+TEST(BiasGradient, MatchesFloat64) {
+  for (const DType type : kAllTypes)
+    for (const Shape s : kShapes)
+      for (const int64_t offset : {0, 1}) {
+        const std::vector<float> values = rounded(normal_values(s.rows * s.columns, 1), type);
+        expect_close(std::to_string(s.rows) + " x " + std::to_string(s.columns),
+                     run(s, Tensor(type, values, offset)), column_sums<double>(s, values),
+                     column_sums<float>(s, values), DType::kFp32, column_sums<double>(s, values, true));
+      }
+}
+
+TEST(BiasGradient, SumsThatBf16CannotHold) {
+  // In bf16 256 + 1 is 256.
+  const Shape s = {5000, 16};
+  for (const float sum : run(s, Tensor(DType::kBf16, std::vector<float>(s.rows * s.columns, 1.0f))))
+    EXPECT_EQ(sum, 5000);
+}
+
+TEST(BiasGradient, NonFiniteValuesStayInTheirColumn) {
+  const Shape s = {300, 40};
+  std::vector<float> values(s.rows * s.columns, 1.0f);
+  values[299 * s.columns + 3] = NAN;
+  values[17 * s.columns + 5] = std::numeric_limits<float>::infinity();
+  const std::vector<float> result = run(s, Tensor(DType::kBf16, values));
+  for (int c = 0; c < s.columns; ++c) EXPECT_EQ(std::isfinite(result[c]), c != 3 && c != 5) << c;
+  EXPECT_TRUE(std::isnan(result[3]));
+  EXPECT_TRUE(std::isinf(result[5]));
+}
+
+TEST(BiasGradient, Repeatable) {
+  const Shape s = {1000, 264};
+  const Tensor dy(DType::kBf16, normal_values(s.rows * s.columns, 2));
+  expect_repeatable("bias_gradient", [&] { return run(s, dy); });
+}
+
+TEST(BiasGradient, SizesBeyond32Bits) {
+  constexpr int64_t kRows = int64_t{1} << 24;
+  EXPECT_EQ(bias_gradient_cost(kRows, 4096, DType::kBf16).bytes, kRows * 4096 * 2 + 4096 * 4);
+  EXPECT_EQ(bias_gradient_scratch(kRows, 4096), bias_gradient_scratch(2 * kRows, 4096))
+      << "scratch must not grow with the rows";
+}
+
+}  // namespace
+}  // namespace minillm::kernels::testing

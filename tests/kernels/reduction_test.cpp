@@ -1,0 +1,89 @@
+#include "kernels/reduction.h"
+
+#include "tests/kernels/support.h"
+
+namespace minillm::kernels::testing {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+float run(const std::vector<float>& values, bool square, int64_t offset = 0) {
+  const Tensor in(DType::kFp32, values, offset);
+  const DeviceArray<float> out(1);
+  const DeviceBytes scratch(sum_scratch(std::ssize(values)));
+  sum({.out = out.get(),
+       .in = in.as<float>(),
+       .scratch = scratch.as<float>(),
+       .count = std::ssize(values),
+       .square = square},
+      nullptr);
+  return out.values()[0];
+}
+
+template <class Real>
+Real sum_loop(const std::vector<float>& values, bool square, bool absolute = false) {
+  Real total = 0;
+  for (const Real v : values) total += square ? v * v : absolute ? std::abs(v) : v;
+  return total;
+}
+
+TEST(Sum, MatchesFloat64) {
+  // Around a vector, a round of the block's threads, a range, and several ranges.
+  for (const int64_t count : {1, 3, 4, 7, 1023, 1025, 4095, 4096, 4097, 8192, 100003})
+    for (const bool square : {false, true}) {
+      const std::vector<float> values = normal_values(count, 1);
+      const float actual[] = {run(values, square)}, plain[] = {sum_loop<float>(values, square)};
+      const double reference[] = {sum_loop<double>(values, square)};
+      const double magnitude[] = {sum_loop<double>(values, square, true)};
+      expect_close(std::to_string(count) + " values", actual, reference, plain, DType::kFp32, magnitude);
+    }
+}
+
+TEST(Sum, NothingIsZero) {
+  EXPECT_EQ(run({}, false), 0);
+  EXPECT_EQ(run({}, true), 0);
+}
+
+TEST(Sum, LongerThanAllRangesAtTheirShortest) {
+  // 4096 ranges of 4096 elements and some: ranges grow. Ones are summed exactly only if each counts once.
+  constexpr int64_t kCount = (int64_t{1} << 24) + 12345;
+  std::vector<float> values(kCount, 0.0f);
+  for (int64_t i = 0; i < kCount; i += 3) values[i] = 1;
+  EXPECT_EQ(run(values, false), (kCount + 2) / 3);
+}
+
+TEST(Sum, AlignmentDoesNotChangeABit) {
+  const std::vector<float> values = normal_values(10007, 2);
+  const float aligned = run(values, true);
+  for (const int64_t offset : {1, 2, 3}) EXPECT_EQ(run(values, true, offset), aligned) << offset;
+}
+
+TEST(Sum, NonFiniteValuesPropagate) {
+  for (const int64_t at : {0, 4095, 4096, 9999}) {
+    std::vector<float> values(10000, 1.0f);
+    values[at] = NAN;
+    EXPECT_TRUE(std::isnan(run(values, false))) << at;
+    EXPECT_TRUE(std::isnan(run(values, true))) << at;
+    values[at] = -kInfinity;
+    EXPECT_EQ(run(values, false), -kInfinity) << at;
+    EXPECT_EQ(run(values, true), kInfinity) << at;
+    values[(at + 1) % 10000] = kInfinity;
+    EXPECT_TRUE(std::isnan(run(values, false))) << at;
+  }
+  EXPECT_EQ(run({1e30f, 1e30f}, true), kInfinity);
+}
+
+TEST(Sum, Repeatable) {
+  const std::vector<float> values = normal_values(20000, 3);
+  expect_repeatable("sum", [&] { return std::vector<float>{run(values, true)}; });
+}
+
+TEST(Sum, SizesBeyond32Bits) {
+  constexpr int64_t kCount = int64_t{1} << 40;
+  EXPECT_EQ(sum_cost(kCount).bytes, 4 * kCount + 4);
+  EXPECT_EQ(sum_scratch(kCount), 4096 * 4);
+  EXPECT_LE(sum_scratch(int64_t{4096} * 4100 + 1), 4096 * 4) << "one element must not open another range";
+}
+
+}  // namespace
+}  // namespace minillm::kernels::testing
