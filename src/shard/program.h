@@ -1,0 +1,85 @@
+// What the executor asks of the layers above: buffers to plan, and the work of each operation.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "shard/layout.h"
+#include "shard/schedule.h"
+
+namespace minillm::shard {
+
+/// What memory is for: the rows of the memory table.
+enum class Purpose : uint8_t {
+  kParameters,
+  kGradients,
+  kMoments,
+  kWeightSlots,
+  kGradientSlots,
+  kActivations,
+  kScratch,
+  kInputs,
+  kWorkspace,
+};
+const char* name_of(Purpose purpose);
+
+/// A buffer that the program owns and the plan places.
+struct BufferSpec {
+  std::string name;
+  int64_t bytes = 0;
+  Purpose purpose = Purpose::kActivations;
+};
+
+/// Buffers (indices into Program::buffers()) that an operation touches. A buffer's lifetime in the step is
+/// from the first to the last operation that names it; buffers whose lifetimes do not meet may share memory,
+/// so an operation finds a buffer undefined unless an earlier operation of the same step wrote it.
+struct BufferUse {
+  std::vector<int> reads;
+  std::vector<int> writes;
+};
+
+/// Device addresses for one operation. Members that an operation has no use for are null: those of regions
+/// that it neither reads nor writes in the schedule.
+struct Operands {
+  const std::byte* weights = nullptr;  ///< flat gathered weights of the unit, compute precision
+  float* gradients = nullptr;  ///< flat gradient buffer of the unit: a slot, or the shard when world is 1;
+                               ///< undefined but for its padding, which is zero and has to stay so
+  std::byte* const* buffers = nullptr;  ///< by index into Program::buffers()
+
+  // The shard of the unit, layout.units[unit].shard_elements long.
+  std::byte* parameter_shard = nullptr;  ///< compute precision; the same memory as `master` when that is fp32
+  float* master = nullptr;
+  float* moment1 = nullptr;
+  float* moment2 = nullptr;
+  float* gradient_shard = nullptr;
+
+  // Scalars of the step.
+  float* valid_count = nullptr;    ///< targets that count: local after kBegin, of all ranks in kHeadLoss
+  float* loss_sum = nullptr;       ///< local sum of losses, written by kHeadLoss
+  float* norm_partials = nullptr;  ///< [units], written one by one by kSquareNorm
+  float* stats = nullptr;  ///< {loss sum, sum of squares}: local after kCollectStats, then of all ranks
+  float* clip = nullptr;   ///< {gradient norm, clip factor}, written by kClip
+};
+
+/// The transformer and the optimizer as the executor sees them. All calls come from one host thread and only
+/// enqueue work on `stream`; none blocks or allocates.
+class Program {
+ public:
+  virtual ~Program() = default;
+
+  /// The buffers that the program wants planned; constant over the program's life.
+  virtual const std::vector<BufferSpec>& buffers() const = 0;
+  /// What an operation touches of them. Called for every kind that compute() is called for.
+  virtual BufferUse uses(OpKind kind, int unit) const = 0;
+
+  /// Everything but the collectives: kBegin, kForward, kHeadLoss, kBackward, kSquareNorm, kCollectStats,
+  /// kClip, kUpdate, kReadBack.
+  virtual void compute(const Operation& operation, const Operands& operands, cudaStream_t stream) = 0;
+};
+
+}  // namespace minillm::shard

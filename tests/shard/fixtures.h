@@ -1,0 +1,97 @@
+// Models and programs that the tests of src/shard share.
+#pragma once
+
+#include <map>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "shard/builder.h"
+#include "shard/layout.h"
+#include "shard/program.h"
+#include "shard/schedule.h"
+
+namespace minillm::shard {
+
+inline std::string numbered(std::string name, int number) {
+  return name.append(std::to_string(number));
+}
+
+/// An embedding, `blocks` blocks and a head, with tensors of dimension `dim`.
+inline std::vector<UnitSpec> make_units(int blocks, int64_t dim = 3) {
+  std::vector<UnitSpec> units;
+  units.push_back({"embedding", {{"table", {5, dim}}}, 1});
+  for (int i = 0; i < blocks; ++i)
+    units.push_back({numbered("block", i), {{"norm", {dim}}, {"weight", {dim, dim}}}, 0});
+  units.push_back({"head", {{"weight", {7, dim}}}, 1});
+  return units;
+}
+
+/// A program that declares buffers and computes nothing.
+class DeclaredProgram : public Program {
+ public:
+  std::vector<BufferSpec> specs;
+  std::map<std::pair<OpKind, int>, BufferUse> table;
+
+  const std::vector<BufferSpec>& buffers() const override { return specs; }
+  BufferUse uses(OpKind kind, int unit) const override {
+    const auto found = table.find({kind, unit});
+    return found == table.end() ? BufferUse{} : found->second;
+  }
+  void compute(const Operation&, const Operands&, cudaStream_t) override {
+    throw std::logic_error("DeclaredProgram computes nothing");
+  }
+};
+
+/// The kinds that Program::compute is called for, each with the units it is called with.
+inline std::vector<std::pair<OpKind, int>> compute_calls(int units) {
+  std::vector<std::pair<OpKind, int>> calls = {
+      {OpKind::kBegin, -1}, {OpKind::kCollectStats, -1}, {OpKind::kClip, -1}, {OpKind::kReadBack, -1}};
+  for (int u = 0; u < units; ++u) {
+    const bool head = u == units - 1;
+    calls.push_back({head ? OpKind::kHeadLoss : OpKind::kForward, u});
+    if (!head) calls.push_back({OpKind::kBackward, u});
+    calls.push_back({OpKind::kSquareNorm, u});
+    calls.push_back({OpKind::kUpdate, u});
+  }
+  return calls;
+}
+
+/// A model, program and policy drawn at random.
+struct RandomCase {
+  Layout layout;
+  DeclaredProgram program;
+  Policy policy;
+};
+
+inline RandomCase make_random_case(unsigned seed) {
+  std::mt19937 random(seed);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  RandomCase result;
+  std::vector<UnitSpec> units;
+  const int count = 2 + below(11);
+  for (int u = 0; u < count; ++u) {
+    UnitSpec unit{numbered("unit", u), {}, below(3)};
+    for (int t = 0; t <= below(3); ++t)
+      unit.tensors.push_back({numbered("t", t), {1 + below(40), 1 + below(40)}});
+    units.push_back(unit);
+  }
+  result.layout = make_layout(units, 1 + below(5));
+  result.policy = {2 + below(4), 1 + below(4)};
+  const auto calls = compute_calls(count);
+  for (int b = below(12); b > 0; --b) {
+    const int index = static_cast<int>(result.program.specs.size());
+    result.program.specs.push_back(
+        {numbered("buffer", index), below(5000), static_cast<Purpose>(5 + below(4))});
+    for (int use = 1 + below(6); use > 0; --use) {
+      BufferUse& uses =
+          result.program.table[calls[static_cast<size_t>(below(static_cast<int>(calls.size())))]];
+      (below(2) ? uses.reads : uses.writes).push_back(index);
+    }
+  }
+  return result;
+}
+
+}  // namespace minillm::shard
