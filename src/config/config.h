@@ -1,0 +1,95 @@
+// The configuration of a run: JSON file plus --set overrides, validated into plain structs.
+//
+// Goals: one description of every key (config/schema.h) from which parsing, validation, `minillm config
+// --describe` and the documentation are made; errors that name the key, the value, what is allowed and the
+// nearest valid key. Non-goals: defaults that depend on the machine. The same file means the same training
+// anywhere.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/dtype.h"
+
+namespace minillm::config {
+
+struct Model {
+  int64_t vocab_size = 32000;
+  int64_t dim = 2048;
+  int64_t n_layers = 12;
+  int64_t n_heads = 16;
+  int64_t ffn_dim = 0;  ///< 0 in the file means 4 · dim; never 0 after loading
+  bool causal = false;
+  double rope_theta = 0;  ///< 0: no position encoding
+  bool final_norm = false;
+  double norm_eps = 1.1920928955078125e-07;  ///< the fp32 epsilon, PyTorch's default for RMSNorm
+  std::string init =
+      "pytorch";  ///< "pytorch" (its layers' default distributions) or the path of a .safetensors file
+
+  int64_t head_size() const { return dim / n_heads; }
+};
+
+struct Optimizer {
+  double lr = 3e-4, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0.01;
+};
+
+struct Train {
+  int64_t steps = 100;
+  int64_t stop_after = 0;   ///< end after so many steps of `steps`; 0: do not
+  int64_t micro_batch = 8;  ///< sequences per rank and step
+  int64_t seq_len = 1024;
+  int64_t seed = 0;
+  double grad_clip = 0;       ///< largest gradient norm; 0: no clipping
+  int64_t head_chunk = 1024;  ///< rows of logits that exist at a time
+  Optimizer optimizer;
+};
+
+struct Parallel {
+  int64_t weight_slots = 2;
+  int64_t gradient_slots = 2;
+  double timeout_s = 600;  ///< a step that takes longer ends all ranks
+};
+
+struct Precision {
+  DType param =
+      DType::kBf16;  ///< weights and activations in compute; masters, moments and reductions are fp32
+};
+
+struct Data {
+  std::string source = "random";  ///< "random" tokens and targets, or "text": bytes of files
+  std::string path;               ///< for "text": a file or a glob
+};
+
+struct Checkpoint {
+  std::string dir;  ///< where model.safetensors is written after training; empty: nowhere
+};
+
+struct Config {
+  Model model;
+  Train train;
+  Parallel parallel;
+  Precision precision;
+  Data data;
+  Checkpoint checkpoint;
+};
+
+/// Reads `path` (JSON object; missing keys take their defaults), applies `overrides` ("train.steps=20", the
+/// value in JSON or a bare string) in order, validates. Throws InputError when the file cannot be read, is
+/// not JSON (with line and column) or repeats a key, UsageError for keys and values.
+Config load(const std::string& path, const std::vector<std::string>& overrides);
+
+/// As load(), from JSON text; `name` stands for the path in errors.
+Config parse(const std::string& text, const std::string& name, const std::vector<std::string>& overrides);
+
+/// The resolved configuration as JSON with all keys, two spaces of indentation. parse(to_json(c)) gives c.
+std::string to_json(const Config& config);
+/// The `model` object alone, on one line: what a weights file carries to be readable on its own.
+std::string model_to_json(const Model& model);
+/// The inverse. Throws InputError, also for keys and values: they are a file's, not a user's.
+Model model_from_json(const std::string& text, const std::string& name);
+
+/// Every key with type, default, allowed values and meaning, for people.
+std::string describe();
+
+}  // namespace minillm::config

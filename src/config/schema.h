@@ -1,0 +1,121 @@
+// The table of configuration keys: each with its member, what it allows and what it means. Loading, checking,
+// printing and `minillm config --describe` are visitors of it; a new key is one line here and one member in
+// config.h.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <string>
+#include <string_view>
+
+#include "config/config.h"
+
+namespace minillm::config {
+
+/// What a key allows. wanted() says it in words, the way errors and descriptions print it.
+struct Integer {
+  int64_t least;
+  int64_t most = std::numeric_limits<int32_t>::max();
+  std::string wanted() const;
+  bool allows(int64_t value) const { return least <= value && value <= most; }
+};
+/// A real number of at least `least`; at most `most`, or below it when `most_excluded`. Infinities and NaN
+/// never are.
+struct Real {
+  double least;
+  double most;
+  bool most_excluded = false;
+  std::string wanted() const;
+  bool allows(double value) const { return least <= value && (most_excluded ? value < most : value <= most); }
+};
+struct Boolean {
+  std::string wanted() const { return "true or false"; }
+  bool allows(bool) const { return true; }
+};
+struct Type {
+  std::string wanted() const { return "\"bf16\" or \"fp32\""; }
+  bool allows(DType) const { return true; }
+};
+struct Text {
+  std::string_view words = "a string";
+  bool (*test)(std::string_view) = [](std::string_view) { return true; };
+  std::string wanted() const { return std::string(words); }
+  bool allows(std::string_view value) const { return test(value); }
+};
+
+/// fp32 has to hold the reals that go to the device: bounds that stay clear of its overflow and of its zero.
+inline constexpr double kTiny = 1e-30, kHuge = 1e30;
+
+inline bool is_initializer(std::string_view value) {
+  return value == "pytorch" || value.ends_with(".safetensors");
+}
+inline bool is_source(std::string_view value) {
+  return value == "random" || value == "text";
+}
+
+/// Calls key(path, member, allowed, meaning) for every key below `model`. The model may be const.
+template <typename ModelT, typename Key>
+void for_each_model_key(ModelT&& model, Key&& key) {
+  key("model.vocab_size", model.vocab_size, Integer{1}, "number of different tokens");
+  key("model.dim", model.dim, Integer{8, 1 << 20}, "width of the residual stream; a multiple of 8 * n_heads");
+  key("model.n_layers", model.n_layers, Integer{1, 1 << 16}, "number of blocks");
+  key("model.n_heads", model.n_heads, Integer{1, 1 << 17},
+      "attention heads of a block; dim / n_heads is a multiple of 8, at most 128");
+  key("model.ffn_dim", model.ffn_dim, Integer{0, 1 << 24}, "width inside the feed-forward part; 0: 4 * dim");
+  key("model.causal", model.causal, Boolean{}, "a token attends to itself and earlier tokens only");
+  key("model.rope_theta", model.rope_theta, Real{0, kHuge},
+      "base of the rotary position encoding, usually 10000; 0: no position encoding");
+  key("model.final_norm", model.final_norm, Boolean{}, "RMSNorm between the last block and the head");
+  key("model.norm_eps", model.norm_eps, Real{kTiny, 1}, "added to the mean square in RMSNorm");
+  key("model.init", model.init, Text{"\"pytorch\" or the path of a .safetensors file", is_initializer},
+      "initial weights: the default distributions of PyTorch's layers, or a file's");
+}
+
+/// Calls key(path, member, allowed, meaning) for every key, in the order in which they are printed.
+template <typename ConfigT, typename Key>
+void for_each_key(ConfigT&& config, Key&& key) {
+  for_each_model_key(config.model, key);
+
+  auto& train = config.train;
+  key("train.steps", train.steps, Integer{1}, "optimizer steps");
+  key("train.stop_after", train.stop_after, Integer{0}, "end after so many of the steps; 0: after all");
+  key("train.micro_batch", train.micro_batch, Integer{1, 1 << 24}, "sequences per rank and step");
+  key("train.seq_len", train.seq_len, Integer{1, 1 << 24}, "tokens of a sequence");
+  key("train.seed", train.seed, Integer{0, std::numeric_limits<int64_t>::max()},
+      "of the initial weights and of the order of the data");
+  key("train.grad_clip", train.grad_clip, Real{0, kHuge}, "largest norm of the gradient; 0: no clipping");
+  key("train.head_chunk", train.head_chunk, Integer{1}, "rows of logits that exist at a time");
+
+  auto& optimizer = train.optimizer;
+  key("train.optimizer.lr", optimizer.lr, Real{0, kHuge}, "learning rate of AdamW");
+  key("train.optimizer.beta1", optimizer.beta1, Real{0, 1, true}, "decay of the mean of gradients");
+  key("train.optimizer.beta2", optimizer.beta2, Real{0, 1, true}, "decay of the mean of squared gradients");
+  key("train.optimizer.eps", optimizer.eps, Real{kTiny, kHuge}, "added to the root of the mean square");
+  key("train.optimizer.weight_decay", optimizer.weight_decay, Real{0, kHuge},
+      "decoupled, of every parameter");
+
+  auto& parallel = config.parallel;
+  key("parallel.weight_slots", parallel.weight_slots, Integer{2, 1 << 16},
+      "blocks whose gathered weights exist at a time");
+  key("parallel.gradient_slots", parallel.gradient_slots, Integer{1, 1 << 16},
+      "blocks whose full gradients exist at a time");
+  key("parallel.timeout_s", parallel.timeout_s, Real{1, 1e9},
+      "a step that takes longer (seconds) ends all ranks");
+
+  key("precision.param", config.precision.param, Type{},
+      "of weights and activations in compute; masters, moments and reductions are fp32");
+
+  key("data.source", config.data.source, Text{"\"random\" or \"text\"", is_source},
+      "random tokens and targets, or the bytes of files");
+  key("data.path", config.data.path, Text{"a string: a file or a glob"},
+      "what \"text\" reads: a file or a glob");
+
+  key("checkpoint.dir", config.checkpoint.dir, Text{"a string: a folder"},
+      "where model.safetensors is written after training; empty: nowhere");
+}
+
+/// Rules between keys. Throws UsageError naming them, `name` (the file) and the values.
+void check_model(const Model& model, const std::string& name);
+void check_config(const Config& config, const std::string& name);
+
+}  // namespace minillm::config

@@ -1,0 +1,232 @@
+#include "config/config.h"
+
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "config/schema.h"
+#include "core/error.h"
+#include "errors.h"
+#include "temporary_folder.h"
+
+namespace minillm::config {
+namespace {
+
+using test::expect_error;
+
+Config with(const std::string& override) {
+  return parse("{}", "c.json", {override});
+}
+
+void expect_rejected(const std::string& text, std::initializer_list<std::string> parts) {
+  SCOPED_TRACE(text);
+  expect_error<UsageError>([&] { parse(text, "c.json", {}); }, parts);
+}
+
+void expect_override_rejected(const std::string& override, std::initializer_list<std::string> parts) {
+  SCOPED_TRACE(override);
+  expect_error<UsageError>([&] { with(override); }, parts);
+}
+
+TEST(Config, EmptyObjectIsTheReference) {
+  const Config config = parse("{}", "c.json", {});
+  EXPECT_EQ(config.model.vocab_size, 32000);
+  EXPECT_EQ(config.model.ffn_dim, 8192);  // 4 * dim
+  EXPECT_EQ(config.precision.param, DType::kBf16);
+}
+
+TEST(Config, ReferenceFileIsTheDefaultsWithEveryKey) {
+  const Config config = load(MINILLM_SOURCE_DIR "/configs/minillm.json", {});
+  EXPECT_EQ(to_json(config), to_json(parse("{}", "c.json", {})));
+
+  std::ifstream file(MINILLM_SOURCE_DIR "/configs/minillm.json");
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  for_each_key(Config{}, [&](std::string_view path, auto&&...) {
+    const std::string key = '"' + std::string(path.substr(path.rfind('.') + 1)) + "\": ";
+    EXPECT_NE(text.find(key), std::string::npos) << path;
+  });
+}
+
+TEST(Config, QuickstartFileIsValid) {
+  const Config config = load(MINILLM_SOURCE_DIR "/configs/quickstart.json", {"train.steps=7"});
+  EXPECT_EQ(config.train.steps, 7);
+  EXPECT_EQ(config.data.source, "text");
+  EXPECT_TRUE(config.model.causal);
+}
+
+TEST(Config, EveryKeySurvivesPrintingAndParsing) {
+  Config config;
+  // A value other than the default for every key, so that a key that is dropped or swapped shows.
+  int64_t number = 3;
+  for_each_key(config, [&]<typename T>(std::string_view path, T& member, auto&&...) {
+    if constexpr (std::is_same_v<T, int64_t>) member = ++number;
+    if constexpr (std::is_same_v<T, double>)
+      member = 1.0 / static_cast<double>(++number) + (path.ends_with("_s") ? 1 : 0);
+    if constexpr (std::is_same_v<T, bool>) member = !member;
+    if constexpr (std::is_same_v<T, std::string>) member = "folder \"é\"/" + std::string(path);
+    if constexpr (std::is_same_v<T, DType>) member = DType::kFp32;
+  });
+  config.model.dim = 48 * config.model.n_heads;
+  config.model.init = "weights.safetensors";
+  config.data.source = "text";
+
+  const Config again = parse(to_json(config), "c.json", {});
+  EXPECT_EQ(to_json(again), to_json(config));
+  EXPECT_EQ(again.train.optimizer.beta2, config.train.optimizer.beta2);
+  EXPECT_EQ(again.model.init, "weights.safetensors");
+  EXPECT_EQ(again.precision.param, DType::kFp32);
+  EXPECT_TRUE(again.model.causal);
+
+  const std::string model = model_to_json(config.model);
+  EXPECT_EQ(model.find('\n'), std::string::npos);
+  EXPECT_EQ(model_to_json(model_from_json(model, "w.safetensors")), model);
+  EXPECT_EQ(model_from_json(model, "w.safetensors").n_heads, config.model.n_heads);
+}
+
+TEST(Config, DescriptionListsEveryKey) {
+  const std::string text = "\n" + describe();
+  int keys = 0;
+  for_each_key(Config{},
+               [&](const std::string& path, const auto&, const auto& allowed, const std::string& meaning) {
+                 ++keys;
+                 const size_t at = text.find("\n" + path + " (default ");
+                 ASSERT_NE(at, std::string::npos) << path;
+                 EXPECT_NE(text.find(meaning, at), std::string::npos) << path;
+                 EXPECT_NE(text.find(allowed.wanted(), at), std::string::npos) << path;
+               });
+  EXPECT_EQ(keys, 29);
+}
+
+TEST(Config, UnknownKeysNameTheNearest) {
+  expect_rejected(R"({"train": {"stps": 5}})", {"c.json", "'train.stps'", "'train.steps'"});
+  expect_rejected(R"({"train": {"optimizer": {"beta_1": 0}}})",
+                  {"'train.optimizer.beta_1'", "'train.optimizer.beta1'"});
+  expect_rejected(R"({"model": {"seq_len": 5}})", {"'model.seq_len'", "'train.seq_len'"});
+  expect_rejected(R"({"lr": 5})", {"'lr'", "'train.optimizer.lr'"});
+  expect_rejected(R"({"optimizer": {"lr": 5}})", {"'optimizer'"});
+  expect_rejected(R"({"": 5})", {"unknown key ''"});
+  expect_rejected(R"({"train.steps": 5})", {"'train.steps'", "nested objects"});
+  expect_override_rejected("train.steps.x=5", {"--set train.steps.x=5", "'train.steps'"});
+}
+
+TEST(Config, IllTypedValuesNameKeyValueAndType) {
+  expect_rejected(R"({"train": {"steps": "many"}})",
+                  {"c.json", "'train.steps'", "\"many\" (a string)", "an integer from 1"});
+  expect_rejected(R"({"train": {"steps": 2.5}})", {"'train.steps'", "2.5 (a number)", "an integer"});
+  expect_rejected(R"({"train": {"steps": null}})", {"'train.steps'", "null"});
+  expect_rejected(R"({"train": {"steps": {}}})", {"'train.steps'", "an object"});
+  expect_rejected(R"({"train": 5})", {"'train'", "5 (an integer)", "an object", "'train.steps'"});
+  expect_rejected(R"({"model": {"causal": 1}})", {"'model.causal'", "1 (an integer)", "true or false"});
+  expect_rejected(R"({"train": {"grad_clip": true}})", {"'train.grad_clip'", "true (a boolean)", "a number"});
+  expect_rejected(R"({"precision": {"param": "fp16"}})",
+                  {"'precision.param'", "\"fp16\"", "\"bf16\" or \"fp32\""});
+  expect_rejected(R"({"checkpoint": {"dir": 3}})", {"'checkpoint.dir'", "3 (an integer)", "a string"});
+  expect_rejected("[1]", {"c.json", "an array", "wanted an object"});
+}
+
+TEST(Config, RangesAreCheckedNextToTheKey) {
+  for (const char* key :
+       {"model.vocab_size", "model.n_layers", "model.n_heads", "train.steps", "train.micro_batch",
+        "train.seq_len", "train.head_chunk", "parallel.gradient_slots"}) {
+    expect_override_rejected(std::string(key) + "=0", {key, "0 (an integer)", "from 1 to"});
+    expect_override_rejected(std::string(key) + "=-3", {key, "-3 (an integer)"});
+    expect_override_rejected(std::string(key) + "=99999999999999999999", {key, "99999999999999999999"});
+  }
+  expect_override_rejected("train.seed=9223372036854775808", {"train.seed", "9223372036854775808"});
+  EXPECT_EQ(with("train.seed=9223372036854775807").train.seed, std::numeric_limits<int64_t>::max());
+  expect_override_rejected("parallel.weight_slots=1", {"parallel.weight_slots", "from 2 to"});
+  for (const char* key : {"train.optimizer.beta1", "train.optimizer.beta2"}) {
+    expect_override_rejected(std::string(key) + "=1", {key, "below 1"});
+    expect_override_rejected(std::string(key) + "=-0.1", {key, "at least 0"});
+  }
+  EXPECT_EQ(with("train.optimizer.beta1=0").train.optimizer.beta1, 0);
+  expect_override_rejected("train.optimizer.lr=-1e-4", {"train.optimizer.lr", "-0.0001", "at least 0"});
+  expect_override_rejected("train.optimizer.lr=1e300", {"train.optimizer.lr", "1e+300"});
+  expect_override_rejected("train.optimizer.lr=NaN",
+                           {"train.optimizer.lr", "\"NaN\" (a string)", "a number"});
+  expect_override_rejected("train.optimizer.eps=0", {"train.optimizer.eps", "1e-30"});
+  expect_override_rejected("model.norm_eps=0", {"model.norm_eps", "1e-30"});
+  expect_override_rejected("parallel.timeout_s=0", {"parallel.timeout_s", "at least 1"});
+  expect_override_rejected("data.source=web", {"data.source", "\"web\"", "\"random\" or \"text\""});
+  expect_override_rejected("model.init=zeros", {"model.init", "\"zeros\"", "\"pytorch\"", ".safetensors"});
+}
+
+TEST(Config, RulesBetweenKeysNameAllOfThem) {
+  expect_override_rejected("model.n_heads=12",
+                           {"c.json", "model.dim (2048)", "model.n_heads (12)", "multiple"});
+  expect_override_rejected("model.n_heads=8", {"2048", "8", "= 256", "multiple of 8, at most 128"});
+  expect_error<UsageError>(
+      [] {
+        parse("{}", "c.json", {"model.dim=20", "model.n_heads=2"});
+      },
+      {"model.dim (20)", "= 10", "multiple of 8"});
+  expect_override_rejected("data.source=text", {"data.path", "empty"});
+  expect_error<UsageError>(
+      [] {
+        parse("{}", "c.json", {"train.micro_batch=65536", "train.seq_len=32768"});
+      },
+      {"train.micro_batch (65536)", "train.seq_len (32768)", "2147483648"});
+  EXPECT_NO_THROW(parse("{}", "c.json", {"train.micro_batch=65535", "train.seq_len=32768"}));
+  expect_error<UsageError>(
+      [] {
+        parse("{}", "c.json", {"model.dim=1048576", "model.n_heads=8192", "model.n_layers=65536"});
+      },
+      {"parameters", "2^56", "model.n_layers (65536)", "model.dim (1048576)"});
+}
+
+TEST(Config, IntegersMayBeWrittenAsIntegralNumbers) {
+  EXPECT_EQ(with("train.steps=20.0").train.steps, 20);
+  EXPECT_EQ(with("train.steps=1e3").train.steps, 1000);
+  EXPECT_EQ(with("train.optimizer.lr=1").train.optimizer.lr, 1.0);
+}
+
+TEST(Config, OverridesApplyInOrderAndReplaceWrongValues) {
+  EXPECT_EQ(parse(R"({"train": {"steps": -1}})", "c.json", {"train.steps=5", "train.steps=6"}).train.steps,
+            6);
+  EXPECT_EQ(with("checkpoint.dir=runs/a b=c").checkpoint.dir, "runs/a b=c");
+  EXPECT_EQ(with("checkpoint.dir=\"3\"").checkpoint.dir, "3");
+  EXPECT_EQ(with("checkpoint.dir=").checkpoint.dir, "");
+  expect_override_rejected("checkpoint.dir=3", {"checkpoint.dir", "3 (an integer)"});
+}
+
+TEST(Config, MalformedOverrides) {
+  expect_override_rejected("train.steps", {"--set train.steps", "'='", "KEY=VALUE"});
+  expect_override_rejected("=5", {"--set =5", "unknown key ''"});
+  expect_override_rejected("train=5", {"'train' is an object", "train.steps=VALUE"});
+  expect_override_rejected("train.optimizer={\"lr\": 1}",
+                           {"'train.optimizer' is an object", "train.optimizer.lr"});
+  expect_override_rejected("checkpoint.dir=\xff", {"UTF-8"});
+}
+
+TEST(Config, FilesThatAreNotJson) {
+  const auto expect_malformed = [](const std::string& text, std::initializer_list<std::string> parts) {
+    SCOPED_TRACE(text);
+    expect_error<InputError>([&] { parse(text, "c.json", {}); }, parts);
+  };
+  expect_malformed("{\n  \"train\": {\n    \"steps\": 5,\n  }\n}", {"c.json", "line 4, column 3"});
+  expect_malformed("{} // comment", {"c.json", "line 1"});
+  expect_malformed("{\"train\": {\"optimizer\": {\"lr\": 1, \"lr\": 1}}}", {"'train.optimizer.lr'", "twice"});
+  expect_malformed("{\"train\": {}, \"train\": {}}", {"'train'", "twice"});
+  expect_malformed("{\"train\": {\"steps\": 1e999}}", {"c.json", "1e999"});
+  expect_malformed("", {"c.json", "line 1"});
+  EXPECT_NO_THROW(parse(R"({"train": {"seed": 1}, "data": {"source": "random"}})", "c.json", {}));
+}
+
+TEST(Config, UnreadableFiles) {
+  const test::TemporaryFolder folder;
+  expect_error<InputError>([&] { load(folder.path("absent.json"), {}); }, {"absent.json", "No such file"});
+  expect_error<InputError>([&] { load(folder.path(""), {}); }, {"Is a directory"});
+  expect_error<InputError>([&] { load(folder.write("empty.json", ""), {}); }, {"empty.json", "empty"});
+  EXPECT_EQ(load(folder.write("good.json", R"({"train": {"steps": 4}})"), {}).train.steps, 4);
+}
+
+TEST(Config, ModelsInWeightsFilesAreInputs) {
+  expect_error<InputError>([] { model_from_json(R"({"dimm": 3})", "w.safetensors"); },
+                           {"w.safetensors", "'model.dimm'", "'model.dim'"});
+  expect_error<InputError>([] { model_from_json(R"({"n_heads": 7})", "w.safetensors"); },
+                           {"model.n_heads (7)"});
+  expect_error<InputError>([] { model_from_json("{", "w.safetensors"); }, {"w.safetensors", "line 1"});
+}
+
+}  // namespace
+}  // namespace minillm::config
