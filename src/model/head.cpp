@@ -1,0 +1,128 @@
+// The last unit: final norm, projection to the vocabulary and the loss, forward and backward at once, chunk
+// by chunk.
+#include <algorithm>
+
+#include "core/checked.h"
+#include "kernels/cross_entropy.h"
+#include "kernels/reduction.h"
+#include "kernels/rmsnorm.h"
+#include "model/flat.h"
+#include "model/transformer.h"
+
+namespace minillm::model {
+
+void Transformer::head_loss(const shard::Operands& o, cuda::BlasLt& blas, cudaStream_t stream) const {
+  const int64_t dim = model_.dim, vocabulary = model_.vocab_size;
+  const void* table = weight(o, head_weight_, dtype_);
+  void* x = buffer(o, input_[head_unit()]);
+  void* normed = x;
+  void* d = buffer(o, d_residual_);
+  void* logits = buffer(o, head_.logits);
+  float* losses = buffer<float>(o, head_.losses);
+  float* scale = buffer<float>(o, head_.scale);
+
+  if (model_.final_norm) {
+    normed = buffer(o, head_.normed);
+    kernels::rmsnorm_forward({.y = normed,
+                              .rstd = buffer<float>(o, head_.rstd),
+                              .x = x,
+                              .weight = weight(o, head_norm_, dtype_),
+                              .rows = rows_,
+                              .columns = narrow<int>(dim),
+                              .epsilon = static_cast<float>(model_.norm_eps),
+                              .dtype = dtype_},
+                             stream);
+  }
+  kernels::reciprocal_of_count(scale, o.valid_count, stream);
+  for (int64_t first = 0; first < rows_; first += shape_.head_chunk) {
+    const int64_t rows = std::min(shape_.head_chunk, rows_ - first);
+    const void* in = row_of(normed, first, dim, dtype_);
+    blas.run({.m = rows,
+              .n = vocabulary,
+              .k = dim,
+              .a = in,
+              .b = table,
+              .transpose_b = true,
+              .d = logits,
+              .input = dtype_,
+              .output = dtype_},
+             stream);
+    kernels::cross_entropy({.logits = logits,
+                            .loss = losses + first,
+                            .targets = buffer<int32_t>(o, targets_) + first,
+                            .scale = scale,
+                            .rows = rows,
+                            .vocabulary = narrow<int>(vocabulary),
+                            .dtype = dtype_},
+                           stream);
+    blas.run({.m = rows,
+              .n = dim,
+              .k = vocabulary,
+              .a = logits,
+              .b = table,
+              .d = row_of(d, first, dim, dtype_),
+              .input = dtype_,
+              .output = dtype_},
+             stream);
+    float* d_table = o.gradients + head_weight_;
+    blas.run({.m = vocabulary,
+              .n = dim,
+              .k = rows,
+              .a = logits,
+              .transpose_a = true,
+              .b = in,
+              .d = d_table,
+              .c = d_table,
+              .beta = first == 0 ? 0.0f : 1.0f,
+              .input = dtype_,
+              .output = DType::kFp32},
+             stream);
+  }
+  float* scratch = buffer<float>(o, head_.scratch);
+  kernels::sum({.out = o.loss_sum, .in = losses, .scratch = scratch, .count = rows_, .square = false},
+               stream);
+  if (model_.final_norm)
+    kernels::rmsnorm_backward({.dx = d,
+                               .dweight = o.gradients + head_norm_,
+                               .dy = d,
+                               .x = x,
+                               .weight = weight(o, head_norm_, dtype_),
+                               .rstd = buffer<float>(o, head_.rstd),
+                               .residual = nullptr,
+                               .scratch = scratch,
+                               .rows = rows_,
+                               .columns = narrow<int>(dim),
+                               .dtype = dtype_},
+                              stream);
+}
+
+void Transformer::logits_of(int64_t row, const shard::Operands& o, cuda::BlasLt& blas,
+                            cudaStream_t stream) const {
+  const int64_t dim = model_.dim;
+  void* in = row_of(buffer(o, input_[head_unit()]), row, dim, dtype_);
+  if (model_.final_norm) {
+    void* normed = buffer(o, head_.normed);
+    kernels::rmsnorm_forward({.y = normed,
+                              .rstd = buffer<float>(o, head_.rstd),
+                              .x = in,
+                              .weight = weight(o, head_norm_, dtype_),
+                              .rows = 1,
+                              .columns = narrow<int>(dim),
+                              .epsilon = static_cast<float>(model_.norm_eps),
+                              .dtype = dtype_},
+                             stream);
+    in = normed;
+  }
+  blas.run({.m = 1,
+            .n = model_.vocab_size,
+            .k = dim,
+            .a = in,
+            .b = weight(o, head_weight_, dtype_),
+            .transpose_b = true,
+            .d = buffer(o, head_.logits),
+            .input = dtype_,
+            .output = dtype_},
+           stream);
+}
+
+}  // namespace minillm::model

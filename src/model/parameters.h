@@ -1,0 +1,32 @@
+// The table of parameters: the only place that names tensors. Initialisation, layout, saving, loading and
+// printing are visitors of it.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "config/config.h"
+#include "kernels/initialize.h"
+#include "shard/layout.h"
+
+namespace minillm::model {
+
+struct Parameter {
+  std::string name;            ///< as PyTorch names it: "layers.3.attn.in_proj_weight"
+  std::vector<int64_t> shape;  ///< row-major; Linear weights are [out, in]
+  int unit = 0;                ///< 0 the embedding, 1…n_layers the blocks, n_layers + 1 the head
+  /// Initial values of PyTorch's layers: N(0, 1) for the embedding, Xavier uniform for the packed QKV
+  /// projection, U(±1/√fan_in) for the other Linear weights, 0 for biases, 1 for norms.
+  kernels::Distribution distribution = kernels::Distribution::kConstant;
+  float a = 0;  ///< parameter of the distribution (kernels/initialize.h)
+};
+
+/// Calls `visit` for every parameter, units in forward order.
+void for_each_parameter(const config::Model& model, const std::function<void(const Parameter&)>& visit);
+
+/// The units that are gathered and reduced as one: embedding, blocks, head with the final norm.
+std::vector<shard::UnitSpec> units(const config::Model& model);
+
+}  // namespace minillm::model

@@ -1,0 +1,187 @@
+#include "train/generate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <vector>
+
+#include "checkpoint/safetensors.h"
+#include "config/config.h"
+#include "core/checked.h"
+#include "core/philox.h"
+#include "cuda/check.h"
+#include "cuda/gemm.h"
+#include "cuda/memory.h"
+#include "cuda/stream.h"
+#include "kernels/cast.h"
+#include "model/parameters.h"
+#include "model/transformer.h"
+#include "shard/layout.h"
+#include "train/weights.h"
+
+namespace minillm::train {
+namespace {
+
+std::string metadata(const checkpoint::SafetensorsReader& file, const char* key) {
+  const auto entry = file.metadata().find(key);
+  if (entry == file.metadata().end())
+    throw InputError(
+        file.path() + ": has no metadata \"" + key +
+        "\", so it was not written by minillm train. Give the model.safetensors of checkpoint.dir.");
+  return entry->second;
+}
+
+/// The forward pass on one device with all weights resident.
+class Inference {
+ public:
+  explicit Inference(const checkpoint::SafetensorsReader& file)
+      : model_(config::model_from_json(metadata(file, kModelKey), file.path())),
+        window_(std::stoll(metadata(file, kSequenceKey))),
+        dtype_(metadata(file, kPrecisionKey) == name_of(DType::kFp32) ? DType::kFp32 : DType::kBf16),
+        layout_(shard::make_layout(model::units(model_), 1)),
+        transformer_(model_, {.batch = 1, .sequence = window_, .head_chunk = 1}, dtype_, layout_),
+        workspace_(cuda::BlasLt::workspace_bytes()),
+        blas_(workspace_.data()) {
+    check();
+    allocate_buffers();
+    load_weights(file);
+  }
+
+  int64_t window() const { return window_; }
+
+  /// Logits of the token after `context`, which has 1 to window() tokens.
+  std::vector<float> next_logits(std::span<const int32_t> context) {
+    std::vector<int32_t> padded(static_cast<size_t>(window_), 0);  // a causal model does not look ahead
+    std::ranges::copy(context, padded.begin());
+    cuda::check(cudaMemcpy(addresses_[transformer_.tokens()], padded.data(), padded.size() * sizeof(int32_t),
+                           cudaMemcpyHostToDevice));
+    for (int unit = 0; unit < transformer_.head_unit(); ++unit)
+      transformer_.forward(unit, operands(unit), blas_, stream_.get());
+    transformer_.logits_of(std::ssize(context) - 1, operands(transformer_.head_unit()), blas_, stream_.get());
+    kernels::cast({.out = logits_.data(),
+                   .in = addresses_[transformer_.logits()],
+                   .count = model_.vocab_size,
+                   .out_type = DType::kFp32,
+                   .in_type = dtype_},
+                  stream_.get());
+    stream_.synchronize();
+    std::vector<float> logits(static_cast<size_t>(model_.vocab_size));
+    cuda::check(
+        cudaMemcpy(logits.data(), logits_.data(), logits.size() * sizeof(float), cudaMemcpyDeviceToHost));
+    return logits;
+  }
+
+ private:
+  void check() const {
+    if (!model_.causal)
+      throw UsageError(
+          "generate: the model was trained with model.causal false, so it cannot continue a text");
+    if (model_.vocab_size > 256)
+      throw UsageError("generate: the model's vocabulary has " + std::to_string(model_.vocab_size) +
+                       " tokens, but only byte vocabularies (at most 256) can be printed");
+  }
+
+  void allocate_buffers() {
+    const auto& specs = transformer_.buffers();
+    buffers_.resize(specs.size());
+    addresses_.resize(specs.size());
+    const auto allocate = [&](int index) {
+      const auto i = static_cast<size_t>(index);
+      if (addresses_[i]) return;
+      buffers_[i] = cuda::DeviceMemory(specs[i].bytes);
+      addresses_[i] = buffers_[i].data();
+    };
+    const auto allocate_all = [&](const shard::BufferUse& use) {
+      std::ranges::for_each(use.reads, allocate);
+      std::ranges::for_each(use.writes, allocate);
+    };
+    for (int unit = 0; unit < transformer_.head_unit(); ++unit)
+      allocate_all(transformer_.uses(shard::OpKind::kForward, unit));
+    allocate_all(transformer_.logits_uses());
+    logits_ = cuda::DeviceMemory(model_.vocab_size * static_cast<int64_t>(sizeof(float)));
+    if (transformer_.rope_table() < 0) return;
+    const std::vector<float2> table = transformer_.rope_table_values();
+    cuda::check(cudaMemcpy(addresses_[transformer_.rope_table()], table.data(), table.size() * sizeof(float2),
+                           cudaMemcpyHostToDevice));
+  }
+
+  void load_weights(const checkpoint::SafetensorsReader& file) {
+    for (const shard::UnitLayout& unit : layout_.units) {
+      std::vector<float> flat(static_cast<size_t>(unit.padded_elements), 0.0f);
+      for (const shard::Slice& slice : unit.slices)
+        file.read(
+            file.find(slice.name), 0,
+            std::span(flat).subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.elements)));
+      const cuda::DeviceMemory master(std::ssize(flat) * static_cast<int64_t>(sizeof(float)));
+      cuda::check(
+          cudaMemcpy(master.data(), flat.data(), flat.size() * sizeof(float), cudaMemcpyHostToDevice));
+      weights_.emplace_back(unit.padded_elements * size_of(dtype_));
+      kernels::cast({.out = weights_.back().data(),
+                     .in = master.data(),
+                     .count = unit.padded_elements,
+                     .out_type = dtype_,
+                     .in_type = DType::kFp32},
+                    stream_.get());
+      stream_.synchronize();
+    }
+  }
+
+  shard::Operands operands(int unit) const {
+    shard::Operands o;
+    o.weights = weights_[static_cast<size_t>(unit)].data();
+    o.buffers = addresses_.data();
+    return o;
+  }
+
+  config::Model model_;
+  int64_t window_;
+  DType dtype_;
+  shard::Layout layout_;
+  model::Transformer transformer_;
+  cuda::DeviceMemory workspace_, logits_;
+  std::vector<cuda::DeviceMemory> buffers_, weights_;
+  std::vector<std::byte*> addresses_;
+  cuda::Stream stream_;
+  cuda::BlasLt blas_;
+};
+
+/// Draws from softmax(logits / temperature) with a uniform number in [0, 1).
+int32_t sample(const std::vector<float>& logits, double temperature, double uniform) {
+  const auto best = std::ranges::max_element(logits);
+  if (temperature == 0) return static_cast<int32_t>(best - logits.begin());
+  std::vector<double> weights(logits.size());
+  std::ranges::transform(logits, weights.begin(),
+                         [&](float logit) { return std::exp((logit - *best) / temperature); });
+  double rest = uniform * std::accumulate(weights.begin(), weights.end(), 0.0);
+  for (size_t token = 0; token < weights.size(); ++token)
+    if ((rest -= weights[token]) < 0) return static_cast<int32_t>(token);
+  return static_cast<int32_t>(best - logits.begin());
+}
+
+}  // namespace
+
+void generate(const GenerateOptions& options, std::ostream& out) {
+  if (options.tokens < 1)
+    throw UsageError("generate: --tokens is " + std::to_string(options.tokens) + ", allowed are 1 and more");
+  if (!(options.temperature >= 0 && std::isfinite(options.temperature)))
+    throw UsageError("generate: --temperature is " + std::to_string(options.temperature) +
+                     ", allowed are 0 and more");
+  const checkpoint::SafetensorsReader file(options.model);
+  Inference inference(file);
+
+  const std::string prompt = options.prompt.empty() ? "\n" : options.prompt;
+  std::vector<int32_t> text;
+  for (const char c : prompt) text.push_back(static_cast<unsigned char>(c));
+  out << options.prompt << std::flush;
+  for (int64_t i = 0; i < options.tokens; ++i) {
+    const int64_t length = std::min(std::ssize(text), inference.window());
+    const std::vector<float> logits =
+        inference.next_logits(std::span(text).last(static_cast<size_t>(length)));
+    const PhiloxWords words = philox(options.seed, 0, static_cast<uint64_t>(i));
+    text.push_back(sample(logits, options.temperature, uniform_from_bits(words.word[0])));
+    out << static_cast<char>(text.back()) << std::flush;
+  }
+  out << std::endl;
+}
+
+}  // namespace minillm::train

@@ -1,0 +1,130 @@
+#include "train/run.h"
+
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <iostream>
+#include <optional>
+
+#include "comm/failure.h"
+#include "comm/watchdog.h"
+#include "core/error.h"
+#include "cuda/check.h"
+#include "cuda/memory.h"
+#include "data/token_source.h"
+#include "train/metrics.h"
+#include "train/trainer.h"
+#include "train/weights.h"
+
+namespace minillm::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// A run that skips this many steps on end has diverged for good.
+constexpr int64_t kMaxSkippedSteps = 20;
+
+void choose_device(const comm::Bootstrap& bootstrap) {
+  int devices = 0;
+  cuda::check(cudaGetDeviceCount(&devices));
+  cuda::check(cudaSetDevice(bootstrap.local_rank() % devices));
+}
+
+std::string start_line(const config::Config& config, const Trainer& trainer, const data::TokenSource& source,
+                       int world) {
+  return "minillm: " + std::to_string(trainer.layout().elements()) + " parameters in " +
+         std::string(name_of(config.precision.param)) + " over " + std::to_string(world) +
+         (world == 1 ? " rank, " : " ranks, ") + std::to_string(trainer.plan().bytes) +
+         " bytes planned per device; data: " + source.describe();
+}
+
+/// The steps from 0 to `steps`. One runs ahead of the host, so that the device never waits for a result to be
+/// printed.
+void train_steps(Trainer& trainer, const config::Config& config, const data::TokenSource& source,
+                 const comm::Bootstrap& bootstrap, int64_t steps,
+                 const std::function<void(int64_t)>& finish) {
+  for (int64_t step = 0; step < steps; ++step) {
+    data::read_batch(source, step, bootstrap.size(), bootstrap.rank(), config.train.micro_batch,
+                     trainer.tokens(step), trainer.targets(step));
+    trainer.enqueue(step);
+    if (step > 0) finish(step - 1);
+  }
+  finish(steps - 1);
+}
+
+/// Prints and logs finished steps, and gives up on runs that diverged.
+class Reporter {
+ public:
+  Reporter(const config::Config& config, comm::Bootstrap& bootstrap, const std::string& log_dir)
+      : tokens_per_step_(config.train.micro_batch * config.train.seq_len), bootstrap_(bootstrap) {
+    if (!log_dir.empty() && bootstrap.rank() == 0) {
+      prepare_directory(log_dir);
+      log_.emplace(log_dir);
+    }
+  }
+
+  void report(int64_t step, const StepResult& result) {
+    if (peak_bytes_ == 0)
+      peak_bytes_ = bootstrap_.max(cuda::device_bytes_peak());  // nothing is allocated later
+    const Clock::time_point now = Clock::now();
+    const double seconds = std::chrono::duration<double>(now - last_).count();
+    last_ = now;
+    const StepMetrics metrics{.step = step,
+                              .loss = result.loss,
+                              .peak_bytes = peak_bytes_,
+                              .seconds = seconds,
+                              .tokens_per_second = static_cast<double>(tokens_per_step_) / seconds,
+                              .gradient_norm = result.gradient_norm,
+                              .skipped = result.skipped};
+    if (bootstrap_.rank() == 0) std::cout << console_line(metrics) << std::endl;
+    if (log_) log_->append(metrics);
+    skipped_ = result.skipped ? skipped_ + 1 : 0;
+    if (skipped_ == kMaxSkippedSteps)
+      throw Error(ExitCode::kNumerics, "the gradient norm was not finite in " + std::to_string(skipped_) +
+                                           " steps on end, the last is step " + std::to_string(step) +
+                                           ": lower train.optimizer.lr or set train.grad_clip");
+  }
+
+  void start_clock() { last_ = Clock::now(); }
+
+ private:
+  int64_t tokens_per_step_;
+  comm::Bootstrap& bootstrap_;
+  std::optional<MetricsLog> log_;
+  Clock::time_point last_ = Clock::now();
+  int64_t peak_bytes_ = 0;
+  int64_t skipped_ = 0;
+};
+
+}  // namespace
+
+void run(const config::Config& config, comm::Bootstrap& bootstrap, const RunOptions& options) {
+  // Everything that can be wrong with files is found before the first step.
+  Reporter reporter(config, bootstrap, options.log_dir);
+  if (!config.checkpoint.dir.empty() && bootstrap.rank() == 0) prepare_directory(config.checkpoint.dir);
+  const std::unique_ptr<data::TokenSource> source = data::make_token_source(config);
+  choose_device(bootstrap);
+  Trainer trainer(config, bootstrap);
+  comm::Watchdog watchdog(bootstrap, trainer.communicators(),
+                          std::chrono::seconds(static_cast<int64_t>(config.parallel.timeout_s)));
+  if (bootstrap.rank() == 0) std::cout << start_line(config, trainer, *source, bootstrap.size()) << std::endl;
+
+  const int64_t steps = config.train.stop_after > 0 ? std::min(config.train.stop_after, config.train.steps)
+                                                    : config.train.steps;
+  reporter.start_clock();
+  try {
+    train_steps(trainer, config, *source, bootstrap, steps, [&](int64_t step) {
+      reporter.report(step, trainer.result(step));
+      watchdog.progress();
+    });
+    if (!config.checkpoint.dir.empty()) {
+      save_weights(trainer, config, bootstrap, config.checkpoint.dir);
+      if (bootstrap.rank() == 0) std::cout << "saved " << weights_path(config.checkpoint.dir) << std::endl;
+    }
+  } catch (const std::exception& error) {
+    if (bootstrap.size() > 1) comm::end_job(bootstrap, error);  // before destructors wait for the other ranks
+    throw;
+  }
+}
+
+}  // namespace minillm::train

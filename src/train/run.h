@@ -1,0 +1,19 @@
+// A training run from configuration to saved weights.
+#pragma once
+
+#include <string>
+
+#include "comm/bootstrap.h"
+#include "config/config.h"
+
+namespace minillm::train {
+
+struct RunOptions {
+  std::string log_dir;  ///< where metrics.jsonl goes; empty: nowhere
+};
+
+/// Trains on all ranks of `bootstrap` (one device each), rank 0 prints. Errors are thrown on the rank that
+/// meets them; the caller ends the others.
+void run(const config::Config& config, comm::Bootstrap& bootstrap, const RunOptions& options);
+
+}  // namespace minillm::train
