@@ -1,0 +1,31 @@
+// The command line: one function per subcommand adds its options and what it does. Options that a library
+// checks (configuration keys, files, ranges) are checked there only.
+#pragma once
+
+#include <memory>
+
+#include "comm/bootstrap.h"
+
+namespace CLI {  // NOLINT(readability-identifier-naming): the library's
+class App;
+}
+
+namespace minillm::app {
+
+/// This process among the job's. A command that runs on several ranks makes the bootstrap before anything can
+/// fail; until then the process is alone.
+struct Process {
+  int argc;
+  char** argv;
+  std::unique_ptr<comm::Bootstrap> bootstrap;
+};
+
+/// Parses the arguments and runs the command that they name. Throws UsageError for a command line that is not
+/// allowed, and whatever the command throws.
+void run_command_line(Process& process);
+
+void add_train_command(CLI::App& app, Process& process);
+void add_generate_command(CLI::App& app);
+void add_config_command(CLI::App& app);
+
+}  // namespace minillm::app

@@ -1,0 +1,34 @@
+#include <exception>
+#include <iostream>
+
+#include "app/cli.h"
+#include "comm/failure.h"
+#include "core/error.h"
+
+namespace minillm::app {
+namespace {
+
+/// Prints the error and ends all ranks.
+int fail(Process& process, const std::exception& error) {
+  if (process.bootstrap && process.bootstrap->size() > 1) comm::end_job(*process.bootstrap, error);
+  std::cout.flush();
+  std::cerr << (process.bootstrap ? "[rank 0] error: " : "error: ") << error.what() << std::endl;
+  return static_cast<int>(comm::exit_code(error));
+}
+
+int run(int argc, char** argv) {
+  Process process{argc, argv, nullptr};
+  try {
+    run_command_line(process);
+    return static_cast<int>(ExitCode::kOk);
+  } catch (const std::exception& error) {
+    return fail(process, error);
+  }
+}
+
+}  // namespace
+}  // namespace minillm::app
+
+int main(int argc, char** argv) {
+  return minillm::app::run(argc, argv);
+}

@@ -1,0 +1,42 @@
+// The order in which the device happens to run things never changes a bit: streams under ten seeded
+// interleavings, blocks and threads forward, reverse and shuffled.
+#include "sim/control.h"
+#include "support.h"
+
+namespace minillm::testing {
+namespace {
+
+std::vector<double> losses(DType dtype) {
+  config::Config config = tiny_config();
+  config.train.micro_batch /= world->size();
+  config.precision.param = dtype;
+  train::Trainer trainer(config, *world);
+  return train_losses(trainer, config, world->rank(), 3);
+}
+
+TEST(Interleaving, SeededStreamOrdersGiveTheSameLosses) {
+  const std::vector<double> expected = losses(DType::kBf16);
+  for (uint64_t seed = 0; seed < 10; ++seed) {
+    sim::set_streams("seed:" + std::to_string(seed));
+    EXPECT_EQ(losses(DType::kBf16), expected) << "seed " << seed;
+  }
+  sim::set_streams("threads");
+}
+
+TEST(Interleaving, BlockAndThreadOrdersGiveTheSameLosses) {
+  const std::vector<double> expected = losses(DType::kBf16);
+  sim::set_order("reverse");
+  EXPECT_EQ(losses(DType::kBf16), expected);
+  for (uint64_t seed = 1; seed <= 2; ++seed) {
+    sim::set_order("shuffle:" + std::to_string(seed));
+    EXPECT_EQ(losses(DType::kBf16), expected) << "seed " << seed;
+  }
+  sim::set_order("forward");
+}
+
+}  // namespace
+}  // namespace minillm::testing
+
+int main(int argc, char** argv) {
+  return minillm::testing::run_tests(argc, argv);
+}

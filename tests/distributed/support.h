@@ -1,0 +1,121 @@
+// What the tests under mpirun share: a tiny configuration, a fixed data set, whole tensors from all ranks,
+// and a bootstrap of one rank, so that a run on one device can be compared with the same run on several.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/bootstrap.h"
+#include "config/config.h"
+#include "core/philox.h"
+#include "train/trainer.h"
+
+namespace minillm::testing {
+
+/// The ranks of this mpirun, made in main().
+inline comm::Bootstrap* world = nullptr;
+
+/// One rank that is alone, whatever mpirun started.
+class Solo : public comm::Bootstrap {
+ public:
+  int rank() const override { return 0; }
+  int size() const override { return 1; }
+  int local_rank() const override { return 0; }
+  int local_size() const override { return 1; }
+  void barrier() override {}
+  void broadcast(std::span<std::byte>) override {}
+  void gather(std::span<const std::byte> part, std::span<std::byte> all) override {
+    std::memcpy(all.data(), part.data(), part.size());
+  }
+  int64_t max(int64_t value) override { return value; }
+  [[noreturn]] void abort(int exit_code) override { std::_Exit(exit_code); }
+};
+
+/// Odd sizes everywhere: nothing divides by 2, 3 or 4 ranks but the batch, and slices have gaps.
+inline config::Config tiny_config() {
+  config::Config config;
+  config.model = {.vocab_size = 53, .dim = 40, .n_layers = 4, .n_heads = 5, .ffn_dim = 56};
+  config.model.causal = true;
+  config.model.rope_theta = 10000;
+  config.model.final_norm = true;
+  config.train.seq_len = 9;
+  config.train.micro_batch = 12;
+  config.train.head_chunk = 16;
+  config.train.seed = 7;
+  config.train.optimizer.lr = 1e-2;
+  config.precision.param = DType::kFp32;
+  return config;
+}
+
+/// This rank's share of a global batch of 12 sequences of random tokens.
+inline void fill_inputs(train::Trainer& trainer, const config::Config& config, int rank, int64_t step) {
+  const std::span<int32_t> tokens = trainer.tokens(step), targets = trainer.targets(step);
+  const int64_t first = rank * config.train.micro_batch * config.train.seq_len;
+  for (size_t i = 0; i < tokens.size(); ++i) {
+    const PhiloxWords words = philox(99, static_cast<uint64_t>(step), static_cast<uint64_t>(first) + i);
+    tokens[i] = static_cast<int32_t>(words.word[0] % static_cast<uint32_t>(config.model.vocab_size));
+    targets[i] = static_cast<int32_t>(words.word[1] % static_cast<uint32_t>(config.model.vocab_size));
+  }
+}
+
+using Tensors = std::map<std::string, std::vector<float>>;
+
+/// Whole tensors by name, on rank 0; empty elsewhere.
+inline Tensors gather_tensors(train::Trainer& trainer, train::ShardKind kind, comm::Bootstrap& bootstrap) {
+  Tensors tensors;
+  for (size_t u = 0; u < trainer.layout().units.size(); ++u) {
+    const shard::UnitLayout& unit = trainer.layout().units[u];
+    const std::vector<float> shard = trainer.read_shard(kind, static_cast<int>(u));
+    std::vector<float> whole(bootstrap.rank() == 0 ? static_cast<size_t>(unit.padded_elements) : 0);
+    bootstrap.gather(std::as_bytes(std::span(shard)), std::as_writable_bytes(std::span(whole)));
+    if (bootstrap.rank() != 0) continue;
+    for (const shard::Slice& slice : unit.slices)
+      tensors[slice.name].assign(whole.begin() + slice.offset, whole.begin() + slice.offset + slice.elements);
+  }
+  return tensors;
+}
+
+/// ‖a - b‖ / ‖b‖, in double.
+inline double relative_error(std::span<const float> a, std::span<const float> b) {
+  double difference = 0, norm = 0;
+  for (size_t i = 0; i < b.size(); ++i) {
+    difference += std::pow(static_cast<double>(a[i]) - b[i], 2);
+    norm += std::pow(static_cast<double>(b[i]), 2);
+  }
+  return std::sqrt(difference / norm);
+}
+
+/// Runs `steps` steps and returns the losses.
+inline std::vector<double> train_losses(train::Trainer& trainer, const config::Config& config, int rank,
+                                        int64_t steps) {
+  std::vector<double> losses;
+  for (int64_t step = 0; step < steps; ++step) {
+    fill_inputs(trainer, config, rank, step);
+    trainer.enqueue(step);
+    if (step > 0) losses.push_back(trainer.result(step - 1).loss);
+  }
+  losses.push_back(trainer.result(steps - 1).loss);
+  return losses;
+}
+
+/// Starts MPI, runs the tests on all ranks, fails on all if one fails.
+inline int run_tests(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  const std::unique_ptr<comm::Bootstrap> bootstrap = comm::make_bootstrap(&argc, &argv);
+  world = bootstrap.get();
+  if (world->rank() != 0) {
+    auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
+    delete listeners.Release(listeners.default_result_printer());
+  }
+  const int failed = RUN_ALL_TESTS();
+  return world->max(failed) == 0 ? 0 : 1;
+}
+
+}  // namespace minillm::testing
