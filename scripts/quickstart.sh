@@ -50,7 +50,7 @@ fi
 
 require_packages build
 note "building (build/$preset)"
-build_preset "$preset"
+build_preset "$preset" minillm
 cd -- "$repo_root"
 note "training configs/quickstart.json with $ranks rank(s)"
 scripts/mpirun.sh -np "$ranks" "build/$preset/minillm" train configs/quickstart.json "${overrides[@]}"

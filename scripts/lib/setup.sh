@@ -4,7 +4,7 @@
 #   require_packages GROUP…     finds what is missing (build, lint), installs it as root on Debian, otherwise says what
 #                               to ask for
 #   choose_preset               prints cuda with nvcc and a GPU, sim elsewhere
-#   build_preset NAME           configures and builds build/NAME
+#   build_preset NAME [TARGET]  configures and builds build/NAME: everything, or one target
 #
 # Everything is looked for where it is used (commands on PATH, headers by the compiler), not in the package
 # database: libraries from modules or from source count as well.
@@ -105,9 +105,9 @@ choose_preset() {
   echo sim
 }
 
-# build_preset NAME
+# build_preset NAME [TARGET]
 build_preset() {
-  local name=$1 ninja_options=()
+  local name=$1 target=${2:-all} ninja_options=()
   if command -v ccache >/dev/null; then
     export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
   fi
@@ -116,6 +116,6 @@ build_preset() {
   (
     cd -- "$repo_root" || exit
     cmake --preset "$name" --log-level=WARNING
-    cmake --build --preset "$name" --parallel "$(job_count)" -- "${ninja_options[@]}"
+    cmake --build --preset "$name" --target "$target" --parallel "$(job_count)" -- "${ninja_options[@]}"
   )
 }

@@ -1,15 +1,6 @@
 // Settings of the simulated device. Each is read once from its environment variable and can be set by the
 // program. A variable that cannot be understood is a std::invalid_argument from the first call that needs the
 // device.
-//
-//   MINILLM_SIM_WORKERS  threads that a stream spreads a kernel's blocks over; default: cores / ranks on this
-//   machine MINILLM_SIM_ORDER    forward | reverse | shuffle:SEED: in which blocks, and threads within a
-//   block, take turns MINILLM_SIM_STREAMS  threads: each stream runs on a thread of its own
-//                        seed:N: operations run only while the host waits or queries, on the host's thread,
-//                        and which stream comes next is drawn from a generator: a pure function of N and the
-//                        program
-//   MINILLM_SIM_MEMORY   device memory in bytes; suffixes K, M, G are powers of 1024; default 80e9
-//   MINILLM_SIM_DELAY    SEED: random short sleeps before operations in `threads` mode
 #pragma once
 
 #include <cstdint>
@@ -25,10 +16,19 @@ struct Order {
 };
 
 struct Settings {
+  /// MINILLM_SIM_WORKERS: threads that a stream spreads a kernel's blocks over; default: cores / ranks on
+  /// this machine.
   int workers = 1;
+  /// MINILLM_SIM_ORDER, forward | reverse | shuffle:SEED: in which order blocks, and threads within a block,
+  /// take turns.
   Order order;
-  std::optional<uint64_t> stream_seed;  ///< empty: `threads` mode
+  /// MINILLM_SIM_STREAMS, threads | seed:N. Empty (`threads`): each stream runs on a thread of its own. A
+  /// seed: operations run only while the host waits or queries, on its thread, and which stream comes next is
+  /// drawn, a pure function of the seed and the program.
+  std::optional<uint64_t> stream_seed;
+  /// MINILLM_SIM_MEMORY: device memory in bytes; suffixes K, M, G are powers of 1024.
   int64_t memory_bytes = 80'000'000'000;
+  /// MINILLM_SIM_DELAY: seed of random short sleeps before operations in `threads` mode.
   std::optional<uint64_t> delay_seed;
 };
 

@@ -53,8 +53,7 @@ class Inference {
   std::vector<float> next_logits(std::span<const int32_t> context) {
     std::vector<int32_t> padded(static_cast<size_t>(window_), 0);  // a causal model does not look ahead
     std::ranges::copy(context, padded.begin());
-    cuda::check(cudaMemcpy(addresses_[transformer_.tokens()], padded.data(), padded.size() * sizeof(int32_t),
-                           cudaMemcpyHostToDevice));
+    upload(addresses_[transformer_.tokens()], padded.data(), padded.size() * sizeof(int32_t));
     for (int unit = 0; unit < transformer_.head_unit(); ++unit)
       transformer_.forward(unit, operands(unit), blas_, stream_.get());
     transformer_.logits_of(std::ssize(context) - 1, operands(transformer_.head_unit()), blas_, stream_.get());
@@ -64,10 +63,10 @@ class Inference {
                    .out_type = DType::kFp32,
                    .in_type = dtype_},
                   stream_.get());
-    stream_.synchronize();
     std::vector<float> logits(static_cast<size_t>(model_.vocab_size));
-    cuda::check(
-        cudaMemcpy(logits.data(), logits_.data(), logits.size() * sizeof(float), cudaMemcpyDeviceToHost));
+    cuda::check(cudaMemcpyAsync(logits.data(), logits_.data(), logits.size() * sizeof(float),
+                                cudaMemcpyDeviceToHost, stream_.get()));
+    stream_.synchronize();
     return logits;
   }
 
@@ -79,6 +78,12 @@ class Inference {
     if (model_.vocab_size > 256)
       throw UsageError("generate: the model's vocabulary has " + std::to_string(model_.vocab_size) +
                        " tokens, but only byte vocabularies (at most 256) can be printed");
+  }
+
+  // On the stream of the kernels, which the default stream is not ordered with; done on return.
+  void upload(void* device, const void* host, size_t bytes) {
+    cuda::check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_.get()));
+    stream_.synchronize();
   }
 
   void allocate_buffers() {
@@ -101,8 +106,7 @@ class Inference {
     logits_ = cuda::DeviceMemory(model_.vocab_size * static_cast<int64_t>(sizeof(float)));
     if (transformer_.rope_table() < 0) return;
     const std::vector<float2> table = transformer_.rope_table_values();
-    cuda::check(cudaMemcpy(addresses_[transformer_.rope_table()], table.data(), table.size() * sizeof(float2),
-                           cudaMemcpyHostToDevice));
+    upload(addresses_[transformer_.rope_table()], table.data(), table.size() * sizeof(float2));
   }
 
   void load_weights(const checkpoint::SafetensorsReader& file) {
@@ -113,8 +117,7 @@ class Inference {
             file.find(slice.name), 0,
             std::span(flat).subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.elements)));
       const cuda::DeviceMemory master(std::ssize(flat) * static_cast<int64_t>(sizeof(float)));
-      cuda::check(
-          cudaMemcpy(master.data(), flat.data(), flat.size() * sizeof(float), cudaMemcpyHostToDevice));
+      upload(master.data(), flat.data(), flat.size() * sizeof(float));
       weights_.emplace_back(unit.padded_elements * size_of(dtype_));
       kernels::cast({.out = weights_.back().data(),
                      .in = master.data(),

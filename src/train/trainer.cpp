@@ -89,19 +89,22 @@ void Trainer::check_capacity(const config::Config& config) const {
                     plan_.table() + advice);
 }
 
+// All on one stream: default-stream copies and sets are not ordered with the non-blocking streams that
+// kernels run on.
 void Trainer::fill_initial_values(const config::Config& config) {
+  const cuda::Stream stream;
   // Moments start at zero and so does padding; all else in the arena is written before it is read.
   for (size_t unit = 0; unit < layout_.units.size(); ++unit)
     for (ShardKind kind : {ShardKind::kMaster, ShardKind::kMoment1, ShardKind::kMoment2})
-      cuda::check(cudaMemset(shard_address(kind, static_cast<int>(unit)), 0,
-                             static_cast<size_t>(layout_.units[unit].shard_elements) * sizeof(float)));
+      cuda::check(cudaMemsetAsync(shard_address(kind, static_cast<int>(unit)), 0,
+                                  static_cast<size_t>(layout_.units[unit].shard_elements) * sizeof(float),
+                                  stream.get()));
   const int rope = program_.transformer().rope_table();
   if (rope >= 0) {
     const std::vector<float2> table = program_.transformer().rope_table_values();
-    cuda::check(cudaMemcpy(arena_.data() + plan_.buffer[static_cast<size_t>(rope)], table.data(),
-                           table.size() * sizeof(float2), cudaMemcpyHostToDevice));
+    cuda::check(cudaMemcpyAsync(arena_.data() + plan_.buffer[static_cast<size_t>(rope)], table.data(),
+                                table.size() * sizeof(float2), cudaMemcpyHostToDevice, stream.get()));
   }
-  const cuda::Stream stream;
   if (config.model.init == "pytorch") {
     for_each_piece(
         config.model, layout_, rank_, [&](const model::Parameter& p, uint64_t number, auto& piece) {
@@ -115,7 +118,7 @@ void Trainer::fill_initial_values(const config::Config& config) {
                               stream.get());
         });
   } else {
-    fill_from_file(config);
+    fill_from_file(config, stream);
   }
   if (config.precision.param != DType::kFp32)
     for (size_t unit = 0; unit < layout_.units.size(); ++unit)
@@ -128,7 +131,7 @@ void Trainer::fill_initial_values(const config::Config& config) {
   stream.synchronize();
 }
 
-void Trainer::fill_from_file(const config::Config& config) {
+void Trainer::fill_from_file(const config::Config& config, const cuda::Stream& stream) {
   const checkpoint::SafetensorsReader file(config.model.init);
   std::vector<float> values;
   for_each_piece(config.model, layout_, rank_, [&](const model::Parameter& p, uint64_t, auto& piece) {
@@ -138,8 +141,9 @@ void Trainer::fill_from_file(const config::Config& config) {
                        " has another shape than the model of the configuration");
     values.resize(static_cast<size_t>(piece.count));
     file.read(tensor, piece.tensor_offset, values);
-    cuda::check(cudaMemcpy(shard_address(ShardKind::kMaster, p.unit) + piece.shard_offset, values.data(),
-                           values.size() * sizeof(float), cudaMemcpyHostToDevice));
+    cuda::check(cudaMemcpyAsync(shard_address(ShardKind::kMaster, p.unit) + piece.shard_offset, values.data(),
+                                values.size() * sizeof(float), cudaMemcpyHostToDevice, stream.get()));
+    stream.synchronize();  // before `values` is used again
   });
 }
 
@@ -159,9 +163,11 @@ void Trainer::enqueue(int64_t step) {
 
 std::vector<float> Trainer::read_shard(ShardKind kind, int unit) {
   executor_->synchronize();
+  const cuda::Stream stream;
   std::vector<float> values(static_cast<size_t>(layout_.units[static_cast<size_t>(unit)].shard_elements));
-  cuda::check(cudaMemcpy(values.data(), shard_address(kind, unit), values.size() * sizeof(float),
-                         cudaMemcpyDeviceToHost));
+  cuda::check(cudaMemcpyAsync(values.data(), shard_address(kind, unit), values.size() * sizeof(float),
+                              cudaMemcpyDeviceToHost, stream.get()));
+  stream.synchronize();
   return values;
 }
 

@@ -12,6 +12,7 @@
 #include "comm/communicator.h"
 #include "config/config.h"
 #include "cuda/memory.h"
+#include "cuda/stream.h"
 #include "shard/executor.h"
 #include "shard/layout.h"
 #include "shard/memory_plan.h"
@@ -58,7 +59,7 @@ class Trainer {
  private:
   void check_capacity(const config::Config& config) const;
   void fill_initial_values(const config::Config& config);
-  void fill_from_file(const config::Config& config);
+  void fill_from_file(const config::Config& config, const cuda::Stream& stream);
   float* shard_address(ShardKind kind, int unit) const;
 
   int rank_;

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "core/error.h"
 #include "support.h"
 
 namespace {

@@ -1,6 +1,8 @@
-// The order in which the device happens to run things never changes a bit: streams under ten seeded
-// interleavings, blocks and threads forward, reverse and shuffled.
+// What only the simulated device can show. The order in which a device happens to run things never changes a
+// bit: streams under ten seeded interleavings, blocks and threads forward, reverse and shuffled. And the
+// device itself counts memory.
 #include "sim/control.h"
+#include "sim/counters.h"
 #include "support.h"
 
 namespace minillm::testing {
@@ -32,6 +34,16 @@ TEST(Interleaving, BlockAndThreadOrdersGiveTheSameLosses) {
     EXPECT_EQ(losses(DType::kBf16), expected) << "seed " << seed;
   }
   sim::set_order("forward");
+}
+
+TEST(Memory, TheDeviceMeasuresThePlannedPeak) {
+  config::Config config = tiny_config();
+  config.train.micro_batch /= world->size();
+  sim::reset_counters();
+  const int64_t before = sim::counters().allocated_bytes;
+  train::Trainer trainer(config, *world);
+  train_losses(trainer, config, world->rank(), 2);
+  EXPECT_EQ(sim::counters().peak_bytes - before, trainer.plan().bytes);
 }
 
 }  // namespace
