@@ -47,6 +47,10 @@ void refuse_lone_rank(const std::string& remedy) {
 
 }  // namespace
 
+std::unique_ptr<Bootstrap> make_single_process() {
+  return std::make_unique<SingleProcess>();
+}
+
 std::unique_ptr<Bootstrap> make_bootstrap(int* argc, char*** argv) {
 #if defined(MINILLM_WITH_MPI)
   std::unique_ptr<Bootstrap> bootstrap = make_mpi_bootstrap(argc, argv);
@@ -56,7 +60,7 @@ std::unique_ptr<Bootstrap> make_bootstrap(int* argc, char*** argv) {
 #else
   (void)argc, (void)argv;
   refuse_lone_rank("it was built without MPI, configure it with MINILLM_MPI=ON");
-  return std::make_unique<SingleProcess>();
+  return make_single_process();
 #endif
 }
 

@@ -39,4 +39,7 @@ class Bootstrap {
 /// that does not speak this MPI starts N lone processes), naming the variable that says so.
 std::unique_ptr<Bootstrap> make_bootstrap(int* argc, char*** argv);
 
+/// One process that is alone, whatever a launcher started.
+std::unique_ptr<Bootstrap> make_single_process();
+
 }  // namespace minillm::comm

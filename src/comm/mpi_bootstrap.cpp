@@ -4,6 +4,7 @@
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -20,6 +21,16 @@ void check(int code, const char* call) {
   int length = 0;
   MPI_Error_string(code, text, &length);
   throw CommunicationError(std::string(call) + ": " + std::string(text, length));
+}
+
+constexpr int kGatherTag = 1;
+
+/// MPI counts in int; a unit of a large model has more bytes than that.
+template <class Transfer>
+void in_pieces(size_t bytes, const Transfer& transfer) {
+  constexpr size_t kPiece = size_t{1} << 30;
+  for (size_t first = 0; first < bytes; first += kPiece)
+    transfer(first, static_cast<int>(std::min(kPiece, bytes - first)));
 }
 
 class MpiBootstrap final : public Bootstrap {
@@ -53,9 +64,16 @@ class MpiBootstrap final : public Bootstrap {
     if (rank_ == 0 && all.size() != part.size() * static_cast<size_t>(size_))
       throw InternalError("Bootstrap::gather: " + std::to_string(all.size()) + " bytes for " +
                           std::to_string(size_) + " parts of " + std::to_string(part.size()));
-    const int bytes = narrow<int>(part.size());
-    check(MPI_Gather(part.data(), bytes, MPI_BYTE, all.data(), bytes, MPI_BYTE, 0, MPI_COMM_WORLD),
-          "MPI_Gather");
+    if (rank_ != 0)
+      return in_pieces(part.size(), [&](size_t first, int bytes) {
+        check(MPI_Send(part.data() + first, bytes, MPI_BYTE, 0, kGatherTag, MPI_COMM_WORLD), "MPI_Send");
+      });
+    std::ranges::copy(part, all.begin());
+    for (int rank = 1; rank < size_; ++rank)
+      in_pieces(part.size(), [&](size_t first, int bytes) {
+        std::byte* const to = all.data() + static_cast<size_t>(rank) * part.size() + first;
+        check(MPI_Recv(to, bytes, MPI_BYTE, rank, kGatherTag, MPI_COMM_WORLD, MPI_STATUS_IGNORE), "MPI_Recv");
+      });
   }
 
   int64_t max(int64_t value) override {

@@ -5,7 +5,6 @@
 #include "kernels/bias_gradient.h"
 #include "kernels/embedding.h"
 #include "kernels/rmsnorm.h"
-#include "kernels/rope.h"
 #include "kernels/silu.h"
 #include "model/flat.h"
 #include "model/transformer.h"
@@ -143,16 +142,7 @@ void Transformer::backward_attention(int unit, const shard::Operands& o, cuda::B
                                .lse = buffer<float>(o, b.lse),
                                .scratch = pass.scratch},
                               stream);
-  if (rope_table_ >= 0)
-    kernels::rope({.qkv = d_qkv,
-                   .table = buffer<float2>(o, rope_table_),
-                   .batch = shape_.batch,
-                   .sequence = narrow<int>(shape_.sequence),
-                   .heads = narrow<int>(model_.n_heads),
-                   .head_size = narrow<int>(model_.head_size()),
-                   .inverse = true,
-                   .dtype = dtype_},
-                  stream);
+  rotate(d_qkv, /*inverse=*/true, o, stream);
   pass.bias(block_.in_bias, d_qkv, 3 * dim);
   pass.norm_again(normed, x, rstd, block_.norm1);
   pass.weight_gradient(block_.in_weight, d_qkv, 3 * dim, normed, dim);

@@ -20,6 +20,19 @@ void Transformer::forward(int unit, const shard::Operands& o, cuda::BlasLt& blas
                              stream);
 }
 
+void Transformer::rotate(void* qkv, bool inverse, const shard::Operands& o, cudaStream_t stream) const {
+  if (rope_table_ < 0) return;
+  kernels::rope({.qkv = qkv,
+                 .table = buffer<float2>(o, rope_table_),
+                 .batch = shape_.batch,
+                 .sequence = narrow<int>(shape_.sequence),
+                 .heads = narrow<int>(model_.n_heads),
+                 .head_size = narrow<int>(model_.head_size()),
+                 .inverse = inverse,
+                 .dtype = dtype_},
+                stream);
+}
+
 void Transformer::forward_block(int unit, const shard::Operands& o, cuda::BlasLt& blas,
                                 cudaStream_t stream) const {
   const BlockBuffers& b = blocks_[unit];
@@ -63,16 +76,7 @@ void Transformer::forward_block(int unit, const shard::Operands& o, cuda::BlasLt
 
   norm(x, block_.norm1, b.rstd1);
   linear(qkv, 3 * dim, normed, dim, block_.in_weight, w(block_.in_bias), nullptr);
-  if (rope_table_ >= 0)
-    kernels::rope({.qkv = qkv,
-                   .table = buffer<float2>(o, rope_table_),
-                   .batch = shape_.batch,
-                   .sequence = narrow<int>(shape_.sequence),
-                   .heads = narrow<int>(model_.n_heads),
-                   .head_size = narrow<int>(model_.head_size()),
-                   .inverse = false,
-                   .dtype = dtype_},
-                  stream);
+  rotate(qkv, /*inverse=*/false, o, stream);
   kernels::attention_forward(
       {.shape = attention_shape(), .out = attention, .lse = buffer<float>(o, b.lse), .qkv = qkv}, stream);
   linear(middle, dim, attention, dim, block_.out_weight, w(block_.out_bias), x);

@@ -85,7 +85,8 @@ class Transformer {
   void backward_ffn(int unit, const shard::Operands& o, cuda::BlasLt& blas, cudaStream_t stream) const;
   void backward_attention(int unit, const shard::Operands& o, cuda::BlasLt& blas, cudaStream_t stream) const;
   void backward_embedding(const shard::Operands& o, cudaStream_t stream) const;
-  void* head_input(const shard::Operands& o) const;
+  /// Turns q and k of a packed QKV buffer by their positions, or back; nothing without RoPE.
+  void rotate(void* qkv, bool inverse, const shard::Operands& o, cudaStream_t stream) const;
   kernels::AttentionShape attention_shape() const;
 
   config::Model model_;

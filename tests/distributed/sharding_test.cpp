@@ -19,9 +19,9 @@ TEST(Sharding, InitialWeightsAreTheSameAtAnyWorldSize) {
   train::Trainer sharded(share_of(config), *world);
   const Tensors found = gather_tensors(sharded, train::ShardKind::kMaster, *world);
   if (world->rank() != 0) return;
-  Solo solo;
-  train::Trainer whole(config, solo);
-  const Tensors expected = gather_tensors(whole, train::ShardKind::kMaster, solo);
+  const std::unique_ptr<comm::Bootstrap> solo = comm::make_single_process();
+  train::Trainer whole(config, *solo);
+  const Tensors expected = gather_tensors(whole, train::ShardKind::kMaster, *solo);
   ASSERT_EQ(found.size(), expected.size());
   for (const auto& [name, values] : expected) EXPECT_EQ(found.at(name), values) << name;
 }
@@ -39,17 +39,17 @@ TEST(Sharding, LossesAndGradientScaleMatchOneRank) {
   }();
   if (world->rank() != 0) return;
 
-  Solo solo;
-  train::Trainer whole(config, solo);
+  const std::unique_ptr<comm::Bootstrap> solo = comm::make_single_process();
+  train::Trainer whole(config, *solo);
   fill_inputs(whole, config, 0, 0);
   whole.enqueue(0);
   const train::StepResult expected = whole.result(0);
   EXPECT_EQ(result.valid_targets, expected.valid_targets);
   EXPECT_NEAR(result.gradient_norm, expected.gradient_norm, 1e-5 * expected.gradient_norm);
   // fp32 sums in another order: about sqrt(rows) roundings of 6e-8.
-  for (const auto& [name, values] : gather_tensors(whole, train::ShardKind::kGradient, solo))
+  for (const auto& [name, values] : gather_tensors(whole, train::ShardKind::kGradient, *solo))
     EXPECT_LT(relative_error(gradients.at(name), values), 2e-6) << name;
-  train::Trainer again(config, solo);
+  train::Trainer again(config, *solo);
   const std::vector<double> expected_losses = train_losses(again, config, 0, 4);
   for (size_t step = 0; step < losses.size(); ++step)
     EXPECT_NEAR(losses[step], expected_losses[step], 1e-4) << "step " << step;

@@ -5,8 +5,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <cstdlib>
-#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -21,22 +19,6 @@ namespace minillm::testing {
 
 /// The ranks of this mpirun, made in main().
 inline comm::Bootstrap* world = nullptr;
-
-/// One rank that is alone, whatever mpirun started.
-class Solo : public comm::Bootstrap {
- public:
-  int rank() const override { return 0; }
-  int size() const override { return 1; }
-  int local_rank() const override { return 0; }
-  int local_size() const override { return 1; }
-  void barrier() override {}
-  void broadcast(std::span<std::byte>) override {}
-  void gather(std::span<const std::byte> part, std::span<std::byte> all) override {
-    std::memcpy(all.data(), part.data(), part.size());
-  }
-  int64_t max(int64_t value) override { return value; }
-  [[noreturn]] void abort(int exit_code) override { std::_Exit(exit_code); }
-};
 
 /// Odd sizes everywhere: nothing divides by 2, 3 or 4 ranks but the batch, and slices have gaps.
 inline config::Config tiny_config() {
