@@ -27,6 +27,10 @@ if(MINILLM_SIM)
   target_link_libraries(minillm_device INTERFACE minillm_sim)
 else()
   enable_language(CUDA)
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)  # CMake 3.25 does not know that nvcc speaks C++20
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+    set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+  endif()
   set(CMAKE_CUDA_STANDARD 20)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   find_package(CUDAToolkit REQUIRED)
@@ -35,7 +39,7 @@ else()
   target_include_directories(minillm_device INTERFACE ${NCCL_INCLUDE_DIR})
   target_link_libraries(minillm_device INTERFACE CUDA::cudart CUDA::cublasLt ${NCCL_LIBRARY})
   target_compile_options(minillm_device INTERFACE
-    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr --Werror=all-warnings -Xptxas=-warn-spills,-warn-lmem-usage>)
+    "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--Werror=all-warnings;-Xptxas=-warn-spills,-warn-lmem-usage>")
 endif()
 
 # minillm_library(NAME SOURCES… [LINK TARGETS…]): a folder's library. Names in LINK are folders below it.

@@ -61,7 +61,7 @@ void Communicator::all_reduce(float* values, int64_t count, cudaStream_t stream)
   check(ncclAllReduce(values, values, narrow<size_t>(count), ncclFloat32, ncclSum, comm_, stream), name_,
         describe("ncclAllReduce", count, DType::kFp32), comm_);
   traffic_.all_reduce_calls++;
-  traffic_.all_reduce_bytes += 2 * (size_ - 1) * count * minillm::size_of(DType::kFp32) / size_;
+  traffic_.all_reduce_bytes += int64_t{2} * (size_ - 1) * count * minillm::size_of(DType::kFp32) / size_;
 }
 
 std::string Communicator::asynchronous_error() const {

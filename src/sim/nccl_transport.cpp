@@ -11,22 +11,8 @@
 #include <thread>
 #include <vector>
 
-#include <cuda_runtime.h>
-#if !defined(CUDART_VERSION)  // the simulated device
-#include "sim/sanitizer.h"
-#endif
-
 namespace nccl_over_mpi {
 namespace {
-
-#if !defined(CUDART_VERSION)
-/// MPI's own locks would order the streams that take them in ThreadSanitizer's eyes, and hide a missing wait.
-using Unobserved = sim::InvisibleScope;
-#else
-struct Unobserved {
-  Unobserved() {}
-};
-#endif
 
 void check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;
@@ -74,7 +60,6 @@ class MpiTransport final : public Transport {
   }
 
   void all_gather(const void* piece, void* all, int64_t count, int64_t element_bytes) override {
-    const Unobserved unobserved;
     const MPI_Datatype type = type_of(element_bytes);
     const int n = static_cast<int>(count);
     MPI_Request request;
@@ -83,7 +68,6 @@ class MpiTransport final : public Transport {
   }
 
   void all_to_all(const void* sent, void* received, int64_t count, int64_t element_bytes) override {
-    const Unobserved unobserved;
     const MPI_Datatype type = type_of(element_bytes);
     const int n = static_cast<int>(count);
     MPI_Request request;
@@ -92,7 +76,6 @@ class MpiTransport final : public Transport {
   }
 
   void broadcast(void* data, int64_t count, int64_t element_bytes, int root) override {
-    const Unobserved unobserved;
     MPI_Request request;
     check(MPI_Ibcast(data, static_cast<int>(count), type_of(element_bytes), root, comm_, &request),
           "MPI_Ibcast");

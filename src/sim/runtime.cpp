@@ -20,8 +20,8 @@ Device& device() {
 
 namespace {
 
-constexpr size_t kSharedBytesPerBlock = 48 * 1024;
-constexpr size_t kSharedBytesPerBlockOptin = 227 * 1024;
+constexpr size_t kSharedBytesPerBlock = 48 << 10;
+constexpr size_t kSharedBytesPerBlockOptin = 227 << 10;
 constexpr int kMultiprocessors = 16;
 constexpr int kThreadsPerMultiprocessor = 2048;
 constexpr int kComputeMajor = 9, kComputeMinor = 0;

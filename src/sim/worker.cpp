@@ -137,7 +137,7 @@ void Worker::reserve_threads(unsigned count) {
     thread->rank = static_cast<unsigned>(pool_.size());
     thread->fiber.stack = allocate_stack(kStackBytes);
     // Tops at different offsets in a page: at equal ones the threads of a warp evict each other's lines.
-    const size_t offset = thread->rank % 32 * 128;
+    const size_t offset = size_t{128} * (thread->rank % 32);
     thread->fiber.context =
         make_fcontext(thread->fiber.stack.top() - offset, kStackBytes - offset, &Worker::fiber_main);
     thread->fiber.tsan = tsan_create_fiber();
