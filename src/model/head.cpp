@@ -11,42 +11,50 @@
 
 namespace minillm::model {
 
+void* Transformer::head_input(void* x, int64_t rows, const shard::Operands& o, cudaStream_t stream) const {
+  if (!model_.final_norm) return x;
+  void* normed = buffer(o, head_.normed);
+  kernels::rmsnorm_forward({.y = normed,
+                            .rstd = buffer<float>(o, head_.rstd),
+                            .x = x,
+                            .weight = weight(o, head_norm_, dtype_),
+                            .rows = rows,
+                            .columns = narrow<int>(model_.dim),
+                            .epsilon = static_cast<float>(model_.norm_eps),
+                            .dtype = dtype_},
+                           stream);
+  return normed;
+}
+
+void Transformer::project(const void* in, int64_t rows, const shard::Operands& o, cuda::BlasLt& blas,
+                          cudaStream_t stream) const {
+  blas.run({.m = rows,
+            .n = model_.vocab_size,
+            .k = model_.dim,
+            .a = in,
+            .b = weight(o, head_weight_, dtype_),
+            .transpose_b = true,
+            .d = buffer(o, head_.logits),
+            .input = dtype_,
+            .output = dtype_},
+           stream);
+}
+
 void Transformer::head_loss(const shard::Operands& o, cuda::BlasLt& blas, cudaStream_t stream) const {
   const int64_t dim = model_.dim, vocabulary = model_.vocab_size;
   const void* table = weight(o, head_weight_, dtype_);
   void* x = buffer(o, input_[head_unit()]);
-  void* normed = x;
+  void* normed = head_input(x, rows_, o, stream);
   void* d = buffer(o, d_residual_);
   void* logits = buffer(o, head_.logits);
   float* losses = buffer<float>(o, head_.losses);
   float* scale = buffer<float>(o, head_.scale);
 
-  if (model_.final_norm) {
-    normed = buffer(o, head_.normed);
-    kernels::rmsnorm_forward({.y = normed,
-                              .rstd = buffer<float>(o, head_.rstd),
-                              .x = x,
-                              .weight = weight(o, head_norm_, dtype_),
-                              .rows = rows_,
-                              .columns = narrow<int>(dim),
-                              .epsilon = static_cast<float>(model_.norm_eps),
-                              .dtype = dtype_},
-                             stream);
-  }
   kernels::reciprocal_of_count(scale, o.valid_count, stream);
   for (int64_t first = 0; first < rows_; first += shape_.head_chunk) {
     const int64_t rows = std::min(shape_.head_chunk, rows_ - first);
     const void* in = row_of(normed, first, dim, dtype_);
-    blas.run({.m = rows,
-              .n = vocabulary,
-              .k = dim,
-              .a = in,
-              .b = table,
-              .transpose_b = true,
-              .d = logits,
-              .input = dtype_,
-              .output = dtype_},
-             stream);
+    project(in, rows, o, blas, stream);
     kernels::cross_entropy({.logits = logits,
                             .loss = losses + first,
                             .targets = buffer<int32_t>(o, targets_) + first,
@@ -98,31 +106,8 @@ void Transformer::head_loss(const shard::Operands& o, cuda::BlasLt& blas, cudaSt
 
 void Transformer::logits_of(int64_t row, const shard::Operands& o, cuda::BlasLt& blas,
                             cudaStream_t stream) const {
-  const int64_t dim = model_.dim;
-  void* in = row_of(buffer(o, input_[head_unit()]), row, dim, dtype_);
-  if (model_.final_norm) {
-    void* normed = buffer(o, head_.normed);
-    kernels::rmsnorm_forward({.y = normed,
-                              .rstd = buffer<float>(o, head_.rstd),
-                              .x = in,
-                              .weight = weight(o, head_norm_, dtype_),
-                              .rows = 1,
-                              .columns = narrow<int>(dim),
-                              .epsilon = static_cast<float>(model_.norm_eps),
-                              .dtype = dtype_},
-                             stream);
-    in = normed;
-  }
-  blas.run({.m = 1,
-            .n = model_.vocab_size,
-            .k = dim,
-            .a = in,
-            .b = weight(o, head_weight_, dtype_),
-            .transpose_b = true,
-            .d = buffer(o, head_.logits),
-            .input = dtype_,
-            .output = dtype_},
-           stream);
+  void* x = row_of(buffer(o, input_[head_unit()]), row, model_.dim, dtype_);
+  project(head_input(x, 1, o, stream), 1, o, blas, stream);
 }
 
 }  // namespace minillm::model

@@ -85,6 +85,11 @@ class Transformer {
   void backward_ffn(int unit, const shard::Operands& o, cuda::BlasLt& blas, cudaStream_t stream) const;
   void backward_attention(int unit, const shard::Operands& o, cuda::BlasLt& blas, cudaStream_t stream) const;
   void backward_embedding(const shard::Operands& o, cudaStream_t stream) const;
+  /// What the head projects: `rows` rows of the residual stream, normalised when the model has a final norm.
+  void* head_input(void* x, int64_t rows, const shard::Operands& o, cudaStream_t stream) const;
+  /// The buffer logits() = in · head weightᵀ.
+  void project(const void* in, int64_t rows, const shard::Operands& o, cuda::BlasLt& blas,
+               cudaStream_t stream) const;
   /// Turns q and k of a packed QKV buffer by their positions, or back; nothing without RoPE.
   void rotate(void* qkv, bool inverse, const shard::Operands& o, cudaStream_t stream) const;
   kernels::AttentionShape attention_shape() const;

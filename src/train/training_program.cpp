@@ -8,7 +8,6 @@
 #include "kernels/adamw.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/reduction.h"
-#include "model/parameters.h"
 
 namespace minillm::train {
 namespace {
