@@ -4,12 +4,13 @@
 #include <cmath>
 
 #include "kernels/device/launch.h"
+#include "kernels/device/ptx.h"
+#include "kernels/device/rng.h"
+#include "kernels/device/stream.h"
 #include "kernels/device/vec.h"
 
 namespace minillm::kernels {
 namespace {
-
-constexpr int kThreads = 256;
 
 __device__ bool is_finite(float value) {
   return fabsf(value) <= FLT_MAX;  // false for NaN
@@ -17,9 +18,9 @@ __device__ bool is_finite(float value) {
 
 /// The update's numbers, computed in double on the host: 1 - β in fp32 would lose half of its digits.
 struct Coefficients {
-  float decay;               // lr · weight_decay
-  float step_size;           // lr / (1 - β1^t)
-  float root_of_correction;  // sqrt(1 - β2^t)
+  float decay;       // lr · weight_decay
+  float step_size;   // lr / (1 - β1^t)
+  float correction;  // 1 / sqrt(1 - β2^t)
   float beta2;
   float one_minus_beta1;
   float one_minus_beta2;
@@ -31,7 +32,7 @@ Coefficients coefficients_of(const AdamW& a) {
   return {
       .decay = static_cast<float>(a.learning_rate * a.weight_decay),
       .step_size = static_cast<float>(a.learning_rate / (1 - std::pow(a.beta1, t))),
-      .root_of_correction = static_cast<float>(std::sqrt(1 - std::pow(a.beta2, t))),
+      .correction = static_cast<float>(1 / std::sqrt(1 - std::pow(a.beta2, t))),
       .beta2 = static_cast<float>(a.beta2),
       .one_minus_beta1 = static_cast<float>(1 - a.beta1),
       .one_minus_beta2 = static_cast<float>(1 - a.beta2),
@@ -39,35 +40,86 @@ Coefficients coefficients_of(const AdamW& a) {
   };
 }
 
+template <class Moment>
 struct Arrays {
   float* master;
-  float* moment1;
-  float* moment2;
+  Moment* moment1;
+  Moment* moment2;
   __nv_bfloat16* parameter;
   const float* gradient;
 };
 
-template <int N>
-__global__ void __launch_bounds__(kThreads)
-    adamw_kernel(Arrays a, const float* gradient_scale, int64_t count, Coefficients c) {
+/// Which random bits round bf16 moments.
+struct Rounding {
+  uint64_t seed;
+  int64_t step, first_element;
+};
+
+template <class Moment, int M>
+struct Operands {
+  Packed<float, M> master, gradient;
+  Packed<Moment, M> moment1, moment2;
+};
+
+/// Rounds the moments of elements i to i + M - 1: low halves of the random words are the first moment's, high
+/// halves the second's.
+template <int M>
+__device__ void store_moments(__nv_bfloat16* moment1, __nv_bfloat16* moment2, int64_t i, const Floats<M>& m,
+                              const Floats<M>& v, const Rounding& r) {
+  static_assert(M == 1 || M == kElementsPerDraw);
+  const int64_t element = r.first_element + i;
+  const PhiloxWords words = rounding_words(r.seed, r.step, element / kElementsPerDraw);
+  Packed<__nv_bfloat16, M> packed_m, packed_v;
+#pragma unroll
+  for (int k = 0; k < M; ++k) {
+    uint32_t word = words.word[k];
+    if constexpr (M == 1) {  // selected without an index: registers have none
+#pragma unroll
+      for (int other = 1; other < kElementsPerDraw; ++other)
+        if (element % kElementsPerDraw == other) word = words.word[other];
+    }
+    packed_m.element[k] = __ushort_as_bfloat16(stochastic_bf16(__float_as_uint(m[k]), word & 0xffff));
+    packed_v.element[k] = __ushort_as_bfloat16(stochastic_bf16(__float_as_uint(v[k]), word >> 16));
+  }
+  store_streaming(moment1 + i, packed_m);
+  store_streaming(moment2 + i, packed_v);
+}
+template <int M>
+__device__ void store_moments(float* moment1, float* moment2, int64_t i, const Floats<M>& m,
+                              const Floats<M>& v, const Rounding&) {
+  store_streaming(moment1 + i, pack<float>(m));
+  store_streaming(moment2 + i, pack<float>(v));
+}
+
+/// One vector per thread: its four loads are enough in flight. Fused operations are written out, so that the
+/// compiler cannot choose them differently for vectors and for single elements: how a shard is cut into
+/// launches must not show in the results.
+template <class Moment, int N>
+__global__ void __launch_bounds__(kStreamThreads)
+    adamw_kernel(Arrays<Moment> a, const float* gradient_scale, int64_t count, Coefficients c, Rounding r) {
   const float scale = *gradient_scale;
   if (!is_finite(scale)) return;
-  for_vector_of_thread<N>(count, [&]<int M>(int64_t i) {
-    const Floats<M> gradient = load<M>(a.gradient + i);
-    Floats<M> p = load<M>(a.master + i), m = load<M>(a.moment1 + i), v = load<M>(a.moment2 + i);
+  stream_vectors<N, 1>(
+      count,
+      [&]<int M>(int64_t i) {
+        return Operands<Moment, M>{load_streaming<M>(a.master + i), load_streaming<M>(a.gradient + i),
+                                   load_streaming<M>(a.moment1 + i), load_streaming<M>(a.moment2 + i)};
+      },
+      [&]<int M>(int64_t i, const Operands<Moment, M>& in) {
+        const Floats<M> gradient = in.gradient.floats();
+        Floats<M> p = in.master.floats(), m = in.moment1.floats(), v = in.moment2.floats();
 #pragma unroll
-    for (int k = 0; k < M; ++k) {
-      const float g = gradient[k] * scale;
-      p[k] -= c.decay * p[k];
-      m[k] += c.one_minus_beta1 * (g - m[k]);
-      v[k] = c.beta2 * v[k] + c.one_minus_beta2 * g * g;
-      p[k] -= c.step_size * m[k] / (sqrtf(v[k]) / c.root_of_correction + c.epsilon);
-    }
-    store(a.master + i, p);
-    store(a.moment1 + i, m);
-    store(a.moment2 + i, v);
-    if (a.parameter != nullptr) store(a.parameter + i, p);
-  });
+        for (int k = 0; k < M; ++k) {
+          const float g = __fmul_rn(gradient[k], scale);
+          p[k] = fmaf(-c.decay, p[k], p[k]);
+          m[k] = fmaf(c.one_minus_beta1, g - m[k], m[k]);
+          v[k] = fmaf(c.one_minus_beta2 * g, g, c.beta2 * v[k]);
+          p[k] -= c.step_size * m[k] / fmaf(sqrtf(v[k]), c.correction, c.epsilon);
+        }
+        store_streaming(a.master + i, pack<float>(p));
+        store_moments(a.moment1, a.moment2, i, m, v, r);
+        if (a.parameter != nullptr) store(a.parameter + i, p);
+      });
 }
 
 __global__ void clip_factor_kernel(float* factor, float* norm, const float* sum_of_squares, float limit) {
@@ -82,13 +134,26 @@ __global__ void clip_factor_kernel(float* factor, float* norm, const float* sum_
 }  // namespace
 
 void adamw(const AdamW& a, cudaStream_t stream) {
-  const Arrays arrays = {a.master, a.moment1, a.moment2, static_cast<__nv_bfloat16*>(a.parameter),
-                         a.gradient};
-  const bool vectorize = can_vectorize({a.master, a.moment1, a.moment2, a.parameter, a.gradient});
-  const int width = vectorize ? kFullWidth<float> : 1;
-  launch("adamw", vectorize ? adamw_kernel<kFullWidth<float>> : adamw_kernel<1>,
-         {.grid = vector_blocks(a.count, width, kThreads), .block = kThreads, .stream = stream}, arrays,
-         a.gradient_scale, a.count, coefficients_of(a));
+  const int64_t moment_bytes = size_of(a.moment_type);
+  const bool whole_draws = a.moment_type == DType::kFp32 || a.first_element % kElementsPerDraw == 0;
+  const bool vectorize = whole_draws && aligned_elements({{a.master, 4},
+                                                          {a.moment1, moment_bytes},
+                                                          {a.moment2, moment_bytes},
+                                                          {a.parameter, 2},
+                                                          {a.gradient, 4}}) >= kFullWidth<float>;
+  dispatch(a.moment_type, [&]<class Moment>() {
+    const Arrays<Moment> arrays = {a.master, static_cast<Moment*>(a.moment1), static_cast<Moment*>(a.moment2),
+                                   static_cast<__nv_bfloat16*>(a.parameter), a.gradient};
+    const auto run = [&]<int N>() {
+      launch("adamw", adamw_kernel<Moment, N>,
+             {.grid = stream_blocks<N, 1>(a.count), .block = kStreamThreads, .stream = stream}, arrays,
+             a.gradient_scale, a.count, coefficients_of(a), Rounding{a.seed, a.step, a.first_element});
+    };
+    if (vectorize)
+      run.template operator()<kFullWidth<float>>();
+    else
+      run.template operator()<1>();
+  });
 }
 
 void clip_factor(const ClipFactor& a, cudaStream_t stream) {
@@ -97,8 +162,9 @@ void clip_factor(const ClipFactor& a, cudaStream_t stream) {
 }
 
 // Reads master, both moments and the gradient; writes the first three and the copy.
-Cost adamw_cost(int64_t count, bool parameter_copy) {
-  return {.bytes = (parameter_copy ? 30 : 28) * count, .flops = 17 * count};
+Cost adamw_cost(int64_t count, bool parameter_copy, DType moment_type) {
+  const int64_t per_element = 3 * 4 + 4 * size_of(moment_type) + (parameter_copy ? 2 : 0);
+  return {.bytes = per_element * count, .flops = 17 * count};
 }
 
 }  // namespace minillm::kernels

@@ -13,29 +13,41 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWidth = kFullWidth<float>;
+constexpr int kVectors = 4;  // loads of a thread in flight
 
-/// Elements of a range: enough for a block to be worth its launch, and more once there are kMaxRanges of
-/// them.
-constexpr int64_t kMinRange = 16 * kThreads, kMaxRanges = 4096;
+/// Elements that a block adds at a time, and a range's shortest length. Longer arrays have longer ranges, of
+/// whole rounds, once there are kMaxRanges of them.
+constexpr int64_t kRound = int64_t{kVectors} * kThreads * kWidth, kMaxRanges = 4096;
 
 int64_t range_length(int64_t count) {
-  return std::max(kMinRange, round_up(ceil_div(count, kMaxRanges), kWidth));
+  return std::max(kRound, round_up(ceil_div(count, kMaxRanges), kRound));
 }
 
 int ranges_of(int64_t count) {
   return static_cast<int>(ceil_div(count, range_length(count)));
 }
 
-/// Four elements at `first`, zeros past `count`; in accesses of N elements. The assignment of elements to
-/// threads, and so the sum, does not depend on N.
+/// Four elements at `from` in accesses of N. The assignment of elements to threads, and so the sum, does not
+/// depend on N.
 template <int N>
-__device__ Floats<kWidth> load_four(const float* in, int64_t first, int64_t count) {
-  if (N == kWidth && first + kWidth <= count) return load<kWidth>(in + first);
+__device__ Floats<kWidth> load_four(const float* from) {
+  if constexpr (N == kWidth) return load<kWidth>(from);
+  return {from[0], from[1], from[2], from[3]};
+}
+
+/// Of elements [first, last) those of the four at `i`; zeros for the others.
+__device__ inline Floats<kWidth> load_end(const float* in, int64_t i, int64_t last) {
   Floats<kWidth> v{};
 #pragma unroll
   for (int k = 0; k < kWidth; ++k)
-    if (first + k < count) v[k] = in[first + k];
+    if (i + k < last) v[k] = in[i + k];
   return v;
+}
+
+template <bool kSquare>
+__device__ void accumulate(Floats<kWidth>& total, const Floats<kWidth>& v) {
+#pragma unroll
+  for (int k = 0; k < kWidth; ++k) total[k] += kSquare ? v[k] * v[k] : v[k];
 }
 
 template <int N, bool kSquare>
@@ -43,34 +55,37 @@ __global__ void __launch_bounds__(kThreads)
     sum_ranges_kernel(float* partials, const float* in, int64_t count, int64_t range) {
   const int64_t first = blockIdx.x * range;
   const int64_t last = first + range < count ? first + range : count;
+  const int64_t rounds = (last - first) / kRound;
   Floats<kWidth> total{};
-#pragma unroll 4
-  for (int64_t i = first + threadIdx.x * kWidth; i < last; i += kThreads * kWidth) {
-    const Floats<kWidth> v = load_four<N>(in, i, last);
+  int64_t i = first + threadIdx.x * kWidth;
+  for (int64_t round = 0; round < rounds; ++round, i += kRound) {
+    Floats<kWidth> v[kVectors];
 #pragma unroll
-    for (int k = 0; k < kWidth; ++k) total[k] += kSquare ? v[k] * v[k] : v[k];
+    for (int k = 0; k < kVectors; ++k) v[k] = load_four<N>(in + i + k * (kThreads * kWidth));
+#pragma unroll
+    for (int k = 0; k < kVectors; ++k) accumulate<kSquare>(total, v[k]);
   }
+  for (; i < last; i += kThreads * kWidth) accumulate<kSquare>(total, load_end(in, i, last));
   const float sum = block_sum((total[0] + total[1]) + (total[2] + total[3]), shared<ReduceStorage>());
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
-/// One block: each thread adds a contiguous piece of the partials, the first thread the pieces, both in
-/// order.
+/// One block. In double: the sums of ranges differ in size, and there are few of them.
 __global__ void __launch_bounds__(kThreads)
     sum_partials_kernel(float* out, const float* partials, int count) {
   struct Shared {
     double of_thread[kThreads];
   };
   Shared& s = shared<Shared>();
-  const int length = (count + kThreads - 1) / kThreads;
-  const int first = static_cast<int>(threadIdx.x) * length, last = min(first + length, count);
+  const int thread = static_cast<int>(threadIdx.x);
   double total = 0;
-  for (int i = first; i < last; ++i) total += partials[i];
-  s.of_thread[threadIdx.x] = total;
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (int thread = 1; thread < kThreads; ++thread) total += s.of_thread[thread];
-  *out = static_cast<float>(total);
+  for (int i = thread; i < count; i += kThreads) total += partials[i];
+  s.of_thread[thread] = total;
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (thread < half) s.of_thread[thread] += s.of_thread[thread + half];
+  }
+  if (thread == 0) *out = static_cast<float>(s.of_thread[0]);
 }
 
 }  // namespace
@@ -91,7 +106,7 @@ int64_t sum_scratch(int64_t count) {
 }
 
 Cost sum_cost(int64_t count) {
-  return {.bytes = 4 * count + 4, .flops = count};
+  return {.bytes = 4 * count + 4, .flops = count, .extra_bytes = 2 * sum_scratch(count)};
 }
 
 }  // namespace minillm::kernels

@@ -1,5 +1,5 @@
 // Sums of fp32 arrays in an order that depends only on the length, never on the GPU: fixed ranges are summed
-// to partials by one launch, the partials in index order (in double) by a second.
+// to partials by one launch, the partials in a fixed order (in double) by a second.
 #pragma once
 
 #include <cuda_runtime.h>

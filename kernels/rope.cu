@@ -1,16 +1,16 @@
 #include "kernels/rope.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "core/checked.h"
 #include "kernels/device/launch.h"
+#include "kernels/device/stream.h"
+#include "kernels/device/tiling.h"
 #include "kernels/device/vec.h"
 
 namespace minillm::kernels {
 namespace {
 
-constexpr int kMaxThreads = 256;
 constexpr int kHeadsPerThread = 4;  // that share one read of the table, and are in flight together
 
 /// (cos, sin) of N neighbouring angles.
@@ -32,44 +32,64 @@ struct Angles {
   }
 };
 
-/// A block per token. A thread turns N pairs of each of up to kHeadsPerThread heads, `groups` heads apart, so
-/// that neighbouring threads work on neighbouring heads. `heads` counts those of q and of k, which lie one
-/// after the other.
+/// What a launch works on.
+struct RopeLayout {
+  int64_t positions;  ///< batch · sequence
+  int sequence;
+  int rotated;  ///< heads of q and k, which lie one after the other
+  int heads;    ///< of a position, those of v included
+  int half;     ///< of head_size
+  int groups;   ///< of rotated heads
+  Divisor batch;
+  Divisor vectors;  ///< of half a head
+  Divisor items;    ///< groups · vectors: of a position
+};
+
+/// A thread turns N pairs of each of up to kHeadsPerThread heads, `groups` heads apart, so that neighbouring
+/// threads work on neighbouring heads. Items go through the batch before the next position, so that memory
+/// gives up the table once.
 template <class T, int N>
-__global__ void __launch_bounds__(kMaxThreads)
-    rope_kernel(T* qkv, const float2* table, int sequence, int heads, int half, bool inverse) {
-  const int64_t token = blockIdx.x;
-  const int position = static_cast<int>(token % sequence);
-  const int vectors = half / N, groups = (heads + kHeadsPerThread - 1) / kHeadsPerThread;
-  T* const of_token = qkv + token * (heads / 2 * 3) * (2 * half);
-  for (int item = threadIdx.x; item < groups * vectors; item += blockDim.x) {
-    const int first_head = item / vectors, pair = item % vectors * N;
-    const Angles<N> angle(table + int64_t{position} * half + pair, inverse);
-    Packed<T, N> low[kHeadsPerThread], high[kHeadsPerThread];
+__global__ void __launch_bounds__(kStreamThreads)
+    rope_kernel(T* qkv, const float2* table, RopeLayout a, bool inverse) {
+  const RowVector item =
+      row_vector_after(row_vector(int64_t{blockIdx.x} * kStreamThreads, a.items), threadIdx.x, a.items);
+  if (item.row >= a.positions) return;
+  const uint32_t position = a.batch.quotient(static_cast<uint32_t>(item.row));
+  const int64_t sequence = item.row - int64_t{position} * a.batch.value();
+  const int first_head = static_cast<int>(a.vectors.quotient(item.vector));
+  const int pair = (static_cast<int>(item.vector) - first_head * static_cast<int>(a.vectors.value())) * N;
+  T* const heads = qkv + (sequence * a.sequence + position) * a.heads * (2 * a.half) + pair;
+
+  const Angles<N> angle(table + int64_t{position} * a.half + pair, inverse);
+  Packed<T, N> low[kHeadsPerThread], high[kHeadsPerThread];
 #pragma unroll
-    for (int h = 0; h < kHeadsPerThread; ++h) {
-      const int head = first_head + h * groups;
-      if (head >= heads) continue;
-      const T* const from = of_token + int64_t{head} * (2 * half) + pair;
-      low[h] = load_packed<N>(from);
-      high[h] = load_packed<N>(from + half);
-    }
-#pragma unroll
-    for (int h = 0; h < kHeadsPerThread; ++h) {
-      const int head = first_head + h * groups;
-      if (head >= heads) continue;
-      const Floats<N> x = low[h].floats(), y = high[h].floats();
-      Floats<N> turned_x, turned_y;
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        turned_x[k] = x[k] * angle.cosine[k] - y[k] * angle.sine[k];
-        turned_y[k] = y[k] * angle.cosine[k] + x[k] * angle.sine[k];
-      }
-      T* const to = of_token + int64_t{head} * (2 * half) + pair;
-      store(to, turned_x);
-      store(to + half, turned_y);
-    }
+  for (int h = 0; h < kHeadsPerThread; ++h) {
+    const int head = first_head + h * a.groups;
+    if (head >= a.rotated) continue;
+    const T* const from = heads + int64_t{head} * (2 * a.half);
+    low[h] = load_packed<N>(from);
+    high[h] = load_packed<N>(from + a.half);
   }
+#pragma unroll
+  for (int h = 0; h < kHeadsPerThread; ++h) {
+    const int head = first_head + h * a.groups;
+    if (head >= a.rotated) continue;
+    const Floats<N> x = low[h].floats(), y = high[h].floats();
+    Floats<N> turned_x, turned_y;
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
+      // Written out: the compiler might fuse the one product here and the other for another N.
+      turned_x[k] = fmaf(x[k], angle.cosine[k], -(y[k] * angle.sine[k]));
+      turned_y[k] = fmaf(y[k], angle.cosine[k], x[k] * angle.sine[k]);
+    }
+    T* const to = heads + int64_t{head} * (2 * a.half);
+    store(to, turned_x);
+    store(to + a.half, turned_y);
+  }
+}
+
+int kv_heads_of(int heads, int kv_heads) {
+  return kv_heads == 0 ? heads : kv_heads;
 }
 
 }  // namespace
@@ -89,18 +109,33 @@ std::vector<float2> rope_table(int sequence, int head_size, double theta) {
 }
 
 void rope(const Rope& a, cudaStream_t stream) {
-  const int half = a.head_size / 2;
-  dispatch(a.dtype, can_vectorize({a.qkv, a.table}, half * size_of(a.dtype)), [&]<class T, int N>() {
-    const int64_t items = ceil_div(2 * a.heads, kHeadsPerThread) * (half / N);
-    const auto threads = static_cast<unsigned>(std::clamp<int64_t>(round_up(items, 32), 32, kMaxThreads));
+  if (a.batch == 0 || a.sequence == 0) return;
+  const int half = a.head_size / 2, kv_heads = kv_heads_of(a.heads, a.kv_heads);
+  const int rotated = a.heads + kv_heads, groups = static_cast<int>(ceil_div(rotated, kHeadsPerThread));
+  const int positions = narrow<int>(a.batch * a.sequence);
+  // The table is read 16 bytes at a time whenever an access of qkv has more than one element.
+  const int access = can_vectorize({a.table}) ? access_bytes({a.qkv}, half * size_of(a.dtype)) : 1;
+  dispatch(a.dtype, access, [&]<class T, int N>() {
+    const auto vectors = static_cast<uint32_t>(half / N), items = groups * vectors;
+    const RopeLayout layout = {.positions = positions,
+                               .sequence = a.sequence,
+                               .rotated = rotated,
+                               .heads = rotated + kv_heads,
+                               .half = half,
+                               .groups = groups,
+                               .batch = Divisor(static_cast<uint32_t>(a.batch)),
+                               .vectors = Divisor(vectors),
+                               .items = Divisor(items)};
     launch("rope", rope_kernel<T, N>,
-           {.grid = static_cast<unsigned>(a.batch * a.sequence), .block = threads, .stream = stream},
-           static_cast<T*>(a.qkv), a.table, a.sequence, 2 * a.heads, half, a.inverse);
+           {.grid = blocks_for(int64_t{positions} * items, kStreamThreads),
+            .block = kStreamThreads,
+            .stream = stream},
+           static_cast<T*>(a.qkv), a.table, layout, a.inverse);
   });
 }
 
-Cost rope_cost(int64_t batch, int sequence, int heads, int head_size, DType dtype) {
-  const int64_t elements = batch * sequence * 2 * heads * head_size;
+Cost rope_cost(int64_t batch, int sequence, int heads, int head_size, DType dtype, int kv_heads) {
+  const int64_t elements = batch * sequence * (heads + kv_heads_of(heads, kv_heads)) * head_size;
   return {.bytes = 2 * elements * size_of(dtype) + int64_t{sequence} * head_size * 4, .flops = 3 * elements};
 }
 

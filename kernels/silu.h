@@ -21,7 +21,7 @@ void silu_forward(const SiluForward& a, cudaStream_t stream);
 Cost silu_forward_cost(int64_t count, DType dtype);
 
 struct SiluBackward {
-  void* du = nullptr;        ///< [count] dtype, written; may alias dy
+  void* du = nullptr;        ///< [count] dtype, written; may alias dy or u
   const void* dy = nullptr;  ///< [count] dtype
   const void* u = nullptr;   ///< [count] dtype, the forward input
   int64_t count = 0;

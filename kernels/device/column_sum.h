@@ -35,15 +35,24 @@ __global__ void __launch_bounds__(kWarpSize* kPieces)
   out[column] = total;
 }
 
-/// out[c] = sum of partials[r, c] over the rows r, in an order that depends on `rows` only. No aliasing.
-inline void column_sum(const char* name, float* out, const float* partials, int rows, int columns,
+template <int kPieces>
+void launch_column_sum(const char* name, float* out, const float* partials, int rows, int columns,
                        cudaStream_t stream) {
-  constexpr int kPieces = 8;
   launch(name, column_sum_kernel<kPieces>,
          {.grid = static_cast<unsigned>((columns + kWarpSize - 1) / kWarpSize),
           .block = kWarpSize * kPieces,
           .stream = stream},
          out, partials, rows, columns);
+}
+
+/// out[c] = sum of partials[r, c] over the rows r, in an order that depends on `rows` only. No aliasing.
+inline void column_sum(const char* name, float* out, const float* partials, int rows, int columns,
+                       cudaStream_t stream) {
+  constexpr int kManyRows = 256;  // which take longer to read one after the other than more warps to start
+  if (rows <= kManyRows)
+    launch_column_sum<8>(name, out, partials, rows, columns, stream);
+  else
+    launch_column_sum<32>(name, out, partials, rows, columns, stream);
 }
 
 }  // namespace minillm::kernels

@@ -23,6 +23,14 @@ inline void check_launch(cudaError_t code, const char* kernel) {
   throw DeviceError(std::string("launching kernel ") + kernel + ": " + cudaGetErrorString(code));
 }
 
+/// A property of the current device.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  check_launch(cudaGetDevice(&device), "on the current device");
+  check_launch(cudaDeviceGetAttribute(&value, attribute, device), "on the current device");
+  return value;
+}
+
 /// Launches `kernel(args...)`; `name` appears in errors and in the simulated device's counters. An empty grid
 /// (a dimension of 0) does nothing: an empty tensor is no error.
 template <class... Parameters, class... Arguments>

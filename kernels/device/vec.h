@@ -1,8 +1,8 @@
 // Elements of tensors in registers: vectors of up to 16 bytes that are loaded and stored at once and computed
 // with as fp32, and the host's choice of element type and vector width for a launch.
 //
-//   dispatch(a.dtype, can_vectorize({a.y, a.x}, a.columns * size_of(a.dtype)), [&]<class T, int N>() {
-//     launch("op", op_kernel<T, N>, …);        // N is 16 / sizeof(T) or 1
+//   dispatch(a.dtype, access_bytes({a.y, a.x}, a.columns * size_of(a.dtype)), [&]<class T, int N>() {
+//     launch("op", op_kernel<T, N>, …);        // N · sizeof(T) is 16, 4 or sizeof(T)
 //   });
 #pragma once
 
@@ -72,9 +72,9 @@ __device__ inline Floats<N> load(const T* from) {
   return load_packed<N>(from).floats();
 }
 
-/// One access, each value rounded to T; `to` is aligned to N elements.
+/// Each value rounded to T.
 template <class T, int N>
-__device__ inline void store(T* to, const Floats<N>& values) {
+__device__ inline Packed<T, N> pack(const Floats<N>& values) {
   Packed<T, N> packed;
   if constexpr (N > 1 && std::is_same_v<T, __nv_bfloat16>) {
 #pragma unroll
@@ -87,35 +87,32 @@ __device__ inline void store(T* to, const Floats<N>& values) {
 #pragma unroll
     for (int i = 0; i < N; ++i) packed.element[i] = from_float<T>(values[i]);
   }
-  *reinterpret_cast<Packed<T, N>*>(to) = packed;
+  return packed;
 }
 
-/// Covers a flat array of `count` elements with the whole grid, one vector per thread: body.operator()<N>(i)
-/// for each full vector, operator()<1>(i) for each element of the tail. Launch with `vector_blocks`.
-template <int N, class Body>
-__device__ inline void for_vector_of_thread(int64_t count, const Body& body) {
-  const int64_t thread = int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-  const int64_t vectors = count / N;
-  if (thread < vectors) {
-    body.template operator()<N>(thread * N);
-  } else if (N > 1) {
-    const int64_t i = vectors * N + (thread - vectors);
-    if (i < count) body.template operator()<1>(i);
-  }
+/// One access; `to` is aligned to N elements.
+template <class T, int N>
+__device__ inline void store_packed(T* to, const Packed<T, N>& values) {
+  *reinterpret_cast<Packed<T, N>*>(to) = values;
 }
 
-/// Blocks that `for_vector_of_thread<N>` needs.
-constexpr unsigned vector_blocks(int64_t count, int width, int threads) {
-  return static_cast<unsigned>((count / width + count % width + threads - 1) / threads);
+/// One access, each value rounded to T; `to` is aligned to N elements.
+template <class T, int N>
+__device__ inline void store(T* to, const Floats<N>& values) {
+  store_packed(to, pack<T>(values));
 }
 
-/// Whether every pointer is 16-byte aligned and so is every row of `row_bytes` after the first (leave it 0
-/// for flat arrays). Null pointers stand for absent tensors.
+/// The widest access of a thread, 16, 8, 4, 2 or 1 bytes, for which every pointer is aligned and so is every
+/// row of `row_bytes` after the first (leave it 0 for flat arrays). Null pointers stand for absent tensors.
+inline int access_bytes(std::initializer_list<const void*> pointers, int64_t row_bytes = 0) {
+  uintptr_t bits = 16 | static_cast<uintptr_t>(row_bytes);
+  for (const void* pointer : pointers) bits |= reinterpret_cast<uintptr_t>(pointer);
+  return static_cast<int>(bits & -bits);
+}
+
+/// Whether every access can be 16 bytes wide.
 inline bool can_vectorize(std::initializer_list<const void*> pointers, int64_t row_bytes = 0) {
-  if (row_bytes % 16 != 0) return false;
-  for (const void* pointer : pointers)
-    if (reinterpret_cast<uintptr_t>(pointer) % 16 != 0) return false;
-  return true;
+  return access_bytes(pointers, row_bytes) == 16;
 }
 
 /// Calls body.operator()<T>() with the type that `type` names.
@@ -127,12 +124,16 @@ void dispatch(DType type, const Body& body) {
     body.template operator()<__nv_bfloat16>();
 }
 
-/// Calls body.operator()<T, N>(): N is T's full width when `vectorize`, else 1.
+/// Calls body.operator()<T, N>(): N elements are 16 bytes if `access` (of access_bytes()) is, else 4 bytes if
+/// it is as much, else one element.
 template <class Body>
-void dispatch(DType type, bool vectorize, const Body& body) {
+void dispatch(DType type, int access, const Body& body) {
   dispatch(type, [&]<class T>() {
-    if (vectorize)
+    constexpr int kWord = 4 / static_cast<int>(sizeof(T));
+    if (access == 16)
       body.template operator()<T, kFullWidth<T>>();
+    else if (kWord > 1 && access >= 4)
+      body.template operator()<T, kWord>();
     else
       body.template operator()<T, 1>();
   });

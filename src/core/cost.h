@@ -10,6 +10,9 @@ namespace minillm {
 struct Cost {
   int64_t bytes = 0;
   int64_t flops = 0;
+  /// Traffic of the implementation beyond `bytes`: scratch written and read again, operands read twice (from
+  /// device memory, as far as caches cannot be relied on).
+  int64_t extra_bytes = 0;
 };
 
 }  // namespace minillm

@@ -11,6 +11,7 @@
 #include <functional>
 
 #include "sim/driver_types.h"
+#include "sim/sanitizer.h"
 #include "sim/vector_types.h"
 
 // Of the CUDA thread that runs; meaningful inside kernels only.
@@ -51,6 +52,23 @@ uint64_t shuffle(Shuffle kind, uint32_t mask, uint64_t bits, int operand, int wi
 uint32_t ballot(const char* name, uint32_t mask, bool predicate);
 /// Lanes of the caller's warp that have not returned.
 uint32_t active_lanes();
+/// What all 32 lanes of the warp bring, in lane order: valid until the caller's next meeting with them.
+/// Orders no memory. A block whose warp has fewer than 32 threads is an error, as in the collectives below.
+const uint64_t* lane_values(const char* name, uint64_t value);
+/// The row of a matrix at the address that a lane gave; misaligned to 16 bytes it is an error.
+const std::byte* matrix_row(uint64_t address);
+/// Runs `compute` once for the warp: kOperands words and kResults floats per lane, in lane order. The calls
+/// of a warp name the same function.
+inline constexpr int kOperands = 6, kResults = 4;
+using WarpFunction = void (*)(const uint32_t (*operands)[kOperands], float (*results)[kResults]);
+void warp_compute(const char* name, WarpFunction compute, const uint32_t (&operands)[kOperands],
+                  float (&results)[kResults]);
+
+/// cp.async and its groups, of the calling thread: see async_copy.h.
+void async_copy(void* to, const void* from, size_t bytes, size_t source_bytes);
+void async_commit();
+void async_wait(unsigned pending);
+
 /// Orders the caller's earlier writes before its later atomics, as seen by threads that read those atomics.
 void thread_fence();
 /// Whether the caller has called thread_fence(): its atomics then order memory.

@@ -74,6 +74,7 @@ SIM_INVISIBLE void Worker::run_thread(Thread& thread) {
   } catch (...) {
     note_failure(", thread " + std::to_string(thread.rank) + ": threw something that is no std::exception");
   }
+  thread.copies.finish();
   tsan_release(&end_key_);
   thread.finished = true;
   --alive_;
@@ -299,6 +300,27 @@ SIM_INVISIBLE const uint64_t* Worker::meet(Thread& self, const char* operation, 
   return values;
 }
 
+/// Operands need no second buffer: none of the lanes can bring new ones before the last has computed.
+SIM_INVISIBLE void Worker::compute(Thread& self, const char* operation, WarpFunction function,
+                                   const uint32_t (&operands)[kOperands], float (&results)[kResults]) {
+  constexpr uint32_t kAll = ~uint32_t{0};
+  const unsigned lane = self.rank % 32;
+  Meeting& meeting = find_meeting(self, operation, kAll);
+  const uint32_t epoch = meeting.epoch;
+  if (meeting.arrived == 0) meeting.operation = operation;
+  if (meeting.operation != operation) fail_meeting(operation, meeting.operation);
+  for (int i = 0; i < kOperands; ++i) meeting.operands[lane][i] = operands[i];
+  meeting.arrived |= uint32_t{1} << lane;
+  if (meeting.arrived == kAll) {
+    function(meeting.operands, meeting.results[epoch & 1]);
+    meeting.arrived = 0;
+    ++meeting.epoch;
+  } else {
+    wait(self, &meeting.epoch, epoch, operation);
+  }
+  for (int i = 0; i < kResults; ++i) results[i] = meeting.results[epoch & 1][lane][i];
+}
+
 SIM_INVISIBLE uint32_t Worker::active_lanes(const Thread& self) const {
   const unsigned first = self.rank / 32 * 32, end = std::min(first + 32, thread_count_);
   uint32_t lanes = 0;
@@ -334,6 +356,27 @@ SIM_FLAT void sync_warp(uint32_t mask) {
 }
 SIM_INVISIBLE uint32_t active_lanes() {
   return current->worker->active_lanes(*current);
+}
+SIM_FLAT const uint64_t* lane_values(const char* name, uint64_t value) {
+  return current->worker->meet(*current, name, ~uint32_t{0}, value, false);
+}
+const std::byte* matrix_row(uint64_t address) {
+  if (address % 16 != 0)
+    fail("ldmatrix: row address " + std::to_string(address) + " is not a multiple of 16");
+  return reinterpret_cast<const std::byte*>(address);
+}
+SIM_FLAT void warp_compute(const char* name, WarpFunction compute, const uint32_t (&operands)[kOperands],
+                           float (&results)[kResults]) {
+  current->worker->compute(*current, name, compute, operands, results);
+}
+void async_copy(void* to, const void* from, size_t bytes, size_t source_bytes) {
+  current->copies.issue(to, from, bytes, source_bytes, current->worker->order());
+}
+void async_commit() {
+  current->copies.commit();
+}
+void async_wait(unsigned pending) {
+  current->copies.wait(pending);
 }
 SIM_INVISIBLE void thread_fence() {
   current->fenced = true;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "sim/async_copy.h"
 #include "sim/control.h"
 #include "sim/sanitizer.h"
 #include "sim/simt.h"
@@ -51,6 +52,7 @@ struct Thread {
   uint32_t seen_epoch = 0;
   const char* waiting_in = nullptr;
   Fiber fiber;
+  AsyncCopies copies;
 };
 
 /// Lanes that meet under one mask. Values and keys are double-buffered by epoch: a lane may arrive at the
@@ -61,6 +63,8 @@ struct Meeting {
   uint32_t epoch = 0;
   const char* operation = nullptr;
   uint64_t values[2][32];
+  uint32_t operands[32][kOperands];
+  float results[2][32][kResults];
   char keys[2];
   Meeting* next = nullptr;
 };
@@ -90,7 +94,11 @@ class Worker {
   /// Lane values of a meeting of `mask`; valid until the caller's next meeting.
   const uint64_t* meet(Thread& self, const char* operation, uint32_t mask, uint64_t value,
                        bool orders_memory);
+  /// As simt.h's warp_compute: the lane that arrives last computes for all.
+  void compute(Thread& self, const char* operation, WarpFunction function,
+               const uint32_t (&operands)[kOperands], float (&results)[kResults]);
   uint32_t active_lanes(const Thread& self) const;
+  const Order& order() const { return kernel_->order; }
   void* static_shared(SharedSlot& slot, size_t bytes);
   void* dynamic_shared() const { return dynamic_; }
 

@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "kernels/device/tiling.h"
 #include "tests/kernels/support.h"
 
 namespace minillm::kernels::testing {
@@ -154,10 +155,22 @@ TEST(AdamW, Repeatable) {
   });
 }
 
+// The last block of a shard of more than 2^31 elements: a thread's four elements and their number.
+TEST(AdamW, Trap03_PositionsBeyond32Bits) {
+  constexpr int64_t kCount = (int64_t{1} << 33) + 4 * 77;
+  constexpr int kThreads = 256, kWidth = 4;
+  const int64_t last_block = int64_t{blocks_for(kCount, kThreads * kWidth)} - 1;
+  EXPECT_EQ(first_element(last_block, 76, kThreads, 0, 1, kWidth), kCount - kWidth);
+  EXPECT_GE(first_element(last_block, 77, kThreads, 0, 1, kWidth), kCount);
+  const int32_t narrow_position = static_cast<int32_t>(last_block * kThreads * kWidth);
+  EXPECT_NE(narrow_position, last_block * kThreads * kWidth) << "32 bits would do: the test shows nothing";
+}
+
 TEST(AdamW, Cost) {
   constexpr int64_t kCount = int64_t{1} << 33;
   EXPECT_EQ(adamw_cost(kCount, true).bytes, 30 * kCount);
   EXPECT_EQ(adamw_cost(kCount, false).bytes, 28 * kCount);
+  EXPECT_EQ(adamw_cost(kCount, true, DType::kBf16).bytes, 22 * kCount);
 }
 
 struct Clip {
@@ -170,8 +183,8 @@ Clip run_clip(float sum_of_squares, float limit) {
   return {factor.values()[0], norm.values()[0]};
 }
 
-TEST(ClipFactor, AsPyTorch) {
-  // The limit applies to the norm, 4, and not to its square; above it the factor stays 1.
+// The limit applies to the norm, 4, and not to its square; above it the factor stays 1.
+TEST(ClipFactor, Trap20_AsPyTorch) {
   EXPECT_FLOAT_EQ(run_clip(16, 0.5f).factor, 0.5f / (4 + 1e-6f));
   EXPECT_FLOAT_EQ(run_clip(16, 2).factor, 2 / (4 + 1e-6f));
   EXPECT_EQ(run_clip(16, 5).factor, 1);

@@ -8,14 +8,42 @@ namespace {
 TEST(Cast, RoundsToNearestEven) {
   for (const DType in_type : kAllTypes)
     for (const DType out_type : kAllTypes)
-      for (const int64_t count : {0, 1, 7, 8, 33, 1025, 5000})
-        for (const int64_t offset : {0, 1}) {
+      for (const int64_t count : {0, 1, 7, 8, 33, 1025, 4096, 9001})
+        for (const int64_t offset : {0, 1, 2}) {
           const std::vector<float> values = rounded(normal_values(count, 1), in_type);
           const Tensor in(in_type, values), out(out_type, count, offset);
           cast({.out = out.data(), .in = in.data(), .count = count, .out_type = out_type, .in_type = in_type},
                nullptr);
           expect_same_bits("cast", out.values(), rounded(values, out_type));
         }
+}
+
+TEST(Cast, Trap05_MisalignedViews) {
+  constexpr int64_t kCount = 4100;
+  const std::vector<float> values = normal_values(kCount, 2);
+  for (const int64_t in_offset : {0, 1, 2, 3, 4})
+    for (const int64_t out_offset : {0, 1, 2, 3, 4, 6, 8}) {
+      const Tensor in(DType::kFp32, values, in_offset), out(DType::kBf16, kCount, out_offset);
+      cast({.out = out.data(), .in = in.data(), .count = kCount}, nullptr);
+      expect_same_bits("to bf16", out.values(), rounded(values, DType::kBf16));
+      const Tensor back(DType::kFp32, kCount, in_offset);
+      cast({.out = back.data(),
+            .in = out.data(),
+            .count = kCount,
+            .out_type = DType::kFp32,
+            .in_type = DType::kBf16},
+           nullptr);
+      expect_same_bits("to fp32", back.values(), rounded(values, DType::kBf16));
+    }
+}
+
+TEST(Cast, Repeatable) {
+  const Tensor in(DType::kFp32, normal_values(3000, 3));
+  expect_repeatable("cast", [&] {
+    const Tensor out(DType::kBf16, 3000);
+    cast({.out = out.data(), .in = in.data(), .count = 3000}, nullptr);
+    return out.read();
+  });
 }
 
 TEST(Cast, SpecialValues) {

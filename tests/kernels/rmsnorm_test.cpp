@@ -1,161 +1,95 @@
 #include "kernels/rmsnorm.h"
 
-#include "tests/kernels/support.h"
+#include "kernels/device/row_offset.h"
+#include "tests/kernels/rmsnorm_support.h"
 
 namespace minillm::kernels::testing {
 namespace {
 
-struct Shape {
-  int64_t rows;
-  int columns;
-};
+// Rows of a warp, of a block's registers, partly in shared memory and partly read twice, each at both sides
+// of its limits in vectors of 8 (bf16), 4 (fp32) or 1 (odd or misaligned); more rows than the backward pass
+// has blocks.
+const std::vector<Shape> kShapes = [] {
+  std::vector<Shape> shapes = {{0, 8},    {1, 1},    {7, 7},    {199, 33}, {1, 64},   {7, 72},   {21, 256},
+                               {5, 1024}, {7, 1025}, {5, 2048}, {3, 2056}, {7, 4096}, {1, 4104}, {1, 16392}};
+  const std::vector<Shape> large = {{2, 8200},  {2, 16384}, {8191, 8},  {8191, 33},
+                                    {7, 32776}, {2, 65544}, {1, 152064}};
+  if (!kSanitized) shapes.insert(shapes.end(), large.begin(), large.end());
+  return shapes;
+}();
 
-// Rows shared by a warp, by a block, and too long for registers, each at both sides of its limit in vectors
-// of 8 (bf16), 4 (fp32) or 1 (odd or misaligned); more rows than the backward pass has blocks.
-constexpr Shape kShapes[] = {{0, 8},    {1, 1},     {7, 7},     {199, 33}, {1, 64},   {7, 72},
-                             {21, 256}, {5, 1024},  {7, 1025},  {5, 2048}, {3, 2056}, {7, 4096},
-                             {2, 8200}, {2, 16384}, {2, 16392}, {1100, 24}};
-constexpr float kEpsilon = 1e-5f;
+/// A row longer than registers and, without sanitizers, so long that part of it is read twice.
+constexpr int kLong = kSanitized ? 16392 : 152064;
 
-/// Tensors of one problem, rounded to the type.
-struct Values {
-  std::vector<float> x, weight, dy, residual;
-};
-Values make_values(Shape s, DType type) {
-  return {rounded(normal_values(s.rows * s.columns, 1, 2), type), rounded(normal_values(s.columns, 2), type),
-          rounded(normal_values(s.rows * s.columns, 3), type),
-          rounded(normal_values(s.rows * s.columns, 4), type)};
+void expect_forward_matches(Shape s, DType type, Misaligned at = {}) {
+  const Values v = make_values(s, type);
+  const std::string what = name(s, type, at.offset);
+  const Forward f(s, v, type, false, at);
+  const auto reference = forward_loop<double>(s, v);
+  const auto plain = forward_loop<float>(s, v);
+  expect_close(what + "y", f.y.values(), reference.y, plain.y, type);
+  expect_rounded_once(what + "y", f.y.values(), reference.y, type);
+  expect_close(what + "rstd", f.rstd.values(), reference.rstd, plain.rstd, DType::kFp32);
+  expect_same_bits(what + "recomputed y", f.y.read(), f.recomputed(s, f.x));
 }
 
-template <class Real>
-struct ForwardResult {
-  std::vector<Real> y, rstd;
-};
-template <class Real>
-ForwardResult<Real> forward_loop(Shape s, const Values& v) {
-  ForwardResult<Real> result;
-  for (int64_t r = 0; r < s.rows; ++r) {
-    const float* const x = &v.x[r * s.columns];
-    Real squares = 0;
-    for (int c = 0; c < s.columns; ++c) squares += Real(x[c]) * Real(x[c]);
-    result.rstd.push_back(1 / std::sqrt(squares / s.columns + Real(kEpsilon)));
-    for (int c = 0; c < s.columns; ++c) result.y.push_back(x[c] * result.rstd.back() * v.weight[c]);
-  }
-  return result;
+/// The sum is the correctly rounded one, and y the norm of the sum as it is stored.
+void expect_residual_forward_matches(Shape s, DType type, Misaligned at = {}) {
+  Values v = make_values(s, type);
+  const std::string what = name(s, type, at.offset) + "with residual ";
+  const Forward f(s, v, type, true, at);
+  for (size_t i = 0; i < v.x.size(); ++i) v.x[i] = rounded(v.x[i] + v.residual[i], type);
+  expect_same_bits(what + "sum", f.sum.values(), v.x);
+  const auto reference = forward_loop<double>(s, v);
+  const auto plain = forward_loop<float>(s, v);
+  expect_close(what + "y", f.y.values(), reference.y, plain.y, type);
+  expect_rounded_once(what + "y", f.y.values(), reference.y, type);
+  expect_close(what + "rstd", f.rstd.values(), reference.rstd, plain.rstd, DType::kFp32);
+  expect_same_bits(what + "recomputed y", f.y.read(), f.recomputed(s, f.sum));
 }
 
-template <class Real>
-struct BackwardResult {
-  std::vector<Real> dx, dweight;
-  std::vector<double> dx_magnitude, dweight_magnitude;  // sums of the absolute values of the terms
-};
-template <class Real>
-BackwardResult<Real> backward_loop(Shape s, const Values& v, const std::vector<float>& rstds, bool residual) {
-  BackwardResult<Real> result;
-  result.dweight.resize(s.columns);
-  result.dweight_magnitude.resize(s.columns);
-  for (int64_t r = 0; r < s.rows; ++r) {
-    const int64_t base = r * s.columns;
-    const Real rstd = rstds[r];
-    Real dot = 0, dot_magnitude = 0;
-    for (int c = 0; c < s.columns; ++c) {
-      const Real product = v.dy[base + c] * (v.x[base + c] * rstd);
-      result.dweight[c] += product;
-      result.dweight_magnitude[c] += std::abs(product);
-      dot += product * v.weight[c];
-      dot_magnitude += std::abs(product * v.weight[c]);
-    }
-    for (int c = 0; c < s.columns; ++c) {
-      const Real normalized = v.x[base + c] * rstd, g = Real(v.dy[base + c]) * v.weight[c];
-      const Real added = residual ? v.residual[base + c] : 0;
-      result.dx.push_back((g - normalized * (dot / s.columns)) * rstd + added);
-      result.dx_magnitude.push_back((std::abs(g) + std::abs(normalized) * dot_magnitude / s.columns) * rstd +
-                                    std::abs(added));
-    }
-  }
-  return result;
+void expect_backward_matches(Shape s, DType type, Misaligned at = {}) {
+  const bool residual = (s.columns + at.offset) % 2 == 0;
+  const Values v = make_values(s, type);
+  const std::vector<float> rstd = forward_loop<float>(s, v).rstd;
+  const Output output = run_backward(s, v, rstd, type, residual, at);
+  const auto reference = backward_loop<double>(s, v, rstd, residual);
+  const auto plain = backward_loop<float>(s, v, rstd, residual);
+  const std::string what = name(s, type, at.offset);
+  expect_close(what + "dx", output.dx, reference.dx, plain.dx, type, reference.dx_magnitude);
+  expect_close(what + "dweight", output.dweight, reference.dweight, plain.dweight, DType::kFp32,
+               reference.dweight_magnitude);
 }
 
-struct Output {
-  std::vector<float> dx, dweight;
-};
-/// Runs the backward pass with dx in a tensor of its own.
-Output run_backward(Shape s, const Values& v, const std::vector<float>& rstds, DType type, bool residual,
-                    int64_t offset) {
-  const Tensor x(type, v.x, offset), weight(type, v.weight), dy(type, v.dy), res(type, v.residual);
-  const Tensor dx(type, s.rows * s.columns, offset);
-  const DeviceArray<float> rstd(rstds), dweight(s.columns);
-  const DeviceBytes scratch(rmsnorm_backward_scratch(s.rows, s.columns));
-  rmsnorm_backward({.dx = dx.data(),
-                    .dweight = dweight.get(),
-                    .dy = dy.data(),
-                    .x = x.data(),
-                    .weight = weight.data(),
-                    .rstd = rstd.get(),
-                    .residual = residual ? res.data() : nullptr,
-                    .scratch = scratch.as<float>(),
-                    .rows = s.rows,
-                    .columns = s.columns,
-                    .dtype = type},
-                   nullptr);
-  return {dx.values(), dweight.values()};
-}
-
-std::string name(Shape s, DType type, int64_t offset) {
-  return std::to_string(s.rows) + " x " + std::to_string(s.columns) + " " + std::string(name_of(type)) +
-         (offset != 0 ? " misaligned " : " ");
-}
-
-TEST(RmsNorm, ForwardMatchesFloat64AndRecomputeMatchesForward) {
+TEST(RmsNorm, Trap11_ForwardMatchesFloat64AndRecomputeMatchesForward) {
   for (const DType type : kAllTypes)
-    for (const Shape s : kShapes)
-      for (const int64_t offset : {0, 1}) {
-        const Values v = make_values(s, type);
-        const Tensor x(type, v.x, offset), weight(type, v.weight), y(type, s.rows * s.columns);
-        const DeviceArray<float> rstd(s.rows);
-        rmsnorm_forward({.y = y.data(),
-                         .rstd = rstd.get(),
-                         .x = x.data(),
-                         .weight = weight.data(),
-                         .rows = s.rows,
-                         .columns = s.columns,
-                         .epsilon = kEpsilon,
-                         .dtype = type},
-                        nullptr);
-        const auto reference = forward_loop<double>(s, v);
-        const auto plain = forward_loop<float>(s, v);
-        expect_close(name(s, type, offset) + "y", y.values(), reference.y, plain.y, type);
-        expect_rounded_once(name(s, type, offset) + "y", y.values(), reference.y, type);
-        expect_close(name(s, type, offset) + "rstd", rstd.values(), reference.rstd, plain.rstd, DType::kFp32);
-
-        const Tensor again(type, s.rows * s.columns);
-        rmsnorm_recompute({.y = again.data(),
-                           .rstd = rstd.get(),
-                           .x = x.data(),
-                           .weight = weight.data(),
-                           .rows = s.rows,
-                           .columns = s.columns,
-                           .dtype = type},
-                          nullptr);
-        expect_same_bits(name(s, type, offset) + "recomputed y", y.read(), again.read());
-      }
+    for (const Shape s : kShapes) expect_forward_matches(s, type);
+}
+TEST(RmsNorm, Trap11_ResidualForwardMatchesFloat64) {
+  for (const DType type : kAllTypes)
+    for (const Shape s : kShapes) expect_residual_forward_matches(s, type);
+}
+TEST(RmsNorm, Trap11_BackwardMatchesFloat64) {
+  for (const DType type : kAllTypes)
+    for (const Shape s : kShapes) expect_backward_matches(s, type);
 }
 
-TEST(RmsNorm, BackwardMatchesFloat64) {
+TEST(RmsNorm, Trap05_MisalignedViews) {
   for (const DType type : kAllTypes)
-    for (const Shape s : kShapes)
-      for (const int64_t offset : {0, 1}) {
-        const bool residual = (s.columns + offset) % 2 == 0;
-        const Values v = make_values(s, type);
-        const std::vector<float> rstd = forward_loop<float>(s, v).rstd;
-        const Output output = run_backward(s, v, rstd, type, residual, offset);
-        const auto reference = backward_loop<double>(s, v, rstd, residual);
-        const auto plain = backward_loop<float>(s, v, rstd, residual);
-        expect_close(name(s, type, offset) + "dx", output.dx, reference.dx, plain.dx, type,
-                     reference.dx_magnitude);
-        expect_close(name(s, type, offset) + "dweight", output.dweight, reference.dweight, plain.dweight,
-                     DType::kFp32, reference.dweight_magnitude);
+    for (const Shape s : {Shape{7, 7}, Shape{33, 72}, Shape{7, 1024}, Shape{3, 4096}, Shape{1, 16392}})
+      for (const int64_t offset : kSanitized ? std::vector{1} : std::vector{1, 2, 4}) {
+        if (kSanitized && s.columns > 2000) continue;
+        expect_forward_matches(s, type, {offset});
+        expect_residual_forward_matches(s, type, {offset});
+        expect_backward_matches(s, type, {offset});
       }
+  // One misaligned tensor makes all accesses narrow.
+  for (int tensor = 0; tensor < 6; ++tensor)
+    for (const int64_t offset : {1, 2}) {
+      expect_forward_matches({3, 256}, DType::kBf16, {offset, 1u << tensor});
+      expect_residual_forward_matches({3, 256}, DType::kBf16, {offset, 1u << tensor});
+      expect_backward_matches({3, 256}, DType::kBf16, {offset, 1u << tensor});
+    }
 }
 
 TEST(RmsNorm, ResidualIsAddedBeforeRounding) {
@@ -167,7 +101,7 @@ TEST(RmsNorm, ResidualIsAddedBeforeRounding) {
   const auto without = backward_loop<double>(s, v, rstd, false);
   for (size_t i = 0; i < v.residual.size(); ++i)
     v.residual[i] = rounded(static_cast<float>(-without.dx[i]), DType::kBf16);
-  const Output output = run_backward(s, v, rstd, DType::kBf16, true, 0);
+  const Output output = run_backward(s, v, rstd, DType::kBf16, true);
   const auto reference = backward_loop<double>(s, v, rstd, true);
   for (size_t i = 0; i < v.residual.size(); ++i)
     EXPECT_NEAR(output.dx[i], reference.dx[i],
@@ -176,12 +110,12 @@ TEST(RmsNorm, ResidualIsAddedBeforeRounding) {
 }
 
 TEST(RmsNorm, AliasingGivesTheSameBits) {
-  // A row in registers and one that is read twice.
-  for (const Shape s : {Shape{9, 256}, Shape{2, 16392}})
+  // A row in registers and one that is read twice in part.
+  for (const Shape s : {Shape{9, 256}, Shape{1, kLong}})
     for (const DType type : kAllTypes) {
       const Values v = make_values(s, type);
       const std::vector<float> rstd_values = forward_loop<float>(s, v).rstd;
-      const Output expected = run_backward(s, v, rstd_values, type, true, 0);
+      const Output expected = run_backward(s, v, rstd_values, type, true);
       for (const bool over_dy : {true, false}) {
         const Tensor x(type, v.x), weight(type, v.weight), dy(type, v.dy), residual(type, v.residual);
         const DeviceArray<float> rstd(rstd_values), dweight(s.columns);
@@ -203,52 +137,89 @@ TEST(RmsNorm, AliasingGivesTheSameBits) {
         expect_same_bits("dweight", dweight.values(), expected.dweight);
       }
 
-      const Tensor x(type, v.x), weight(type, v.weight), y(type, s.rows * s.columns), in_place(type, v.x);
-      const DeviceArray<float> rstd(s.rows);
-      RmsNormForward forward = {.y = y.data(),
-                                .rstd = rstd.get(),
-                                .x = x.data(),
-                                .weight = weight.data(),
-                                .rows = s.rows,
-                                .columns = s.columns,
-                                .epsilon = kEpsilon,
-                                .dtype = type};
-      rmsnorm_forward(forward, nullptr);
-      forward.y = in_place.data();
-      forward.x = in_place.data();
-      rmsnorm_forward(forward, nullptr);
-      expect_same_bits("y over x", y.read(), in_place.read());
-      rmsnorm_recompute({.y = x.data(),
-                         .rstd = rstd.get(),
-                         .x = x.data(),
-                         .weight = weight.data(),
+      const Forward separate(s, v, type, false), in_place(s, v, type, false);
+      rmsnorm_forward({.y = in_place.x.data(),
+                       .rstd = in_place.rstd.get(),
+                       .x = in_place.x.data(),
+                       .weight = in_place.weight.data(),
+                       .rows = s.rows,
+                       .columns = s.columns,
+                       .epsilon = kEpsilon,
+                       .dtype = type},
+                      nullptr);
+      expect_same_bits("y over x", separate.y.read(), in_place.x.read());
+      rmsnorm_recompute({.y = separate.x.data(),
+                         .rstd = separate.rstd.get(),
+                         .x = separate.x.data(),
+                         .weight = separate.weight.data(),
                          .rows = s.rows,
                          .columns = s.columns,
                          .dtype = type},
                         nullptr);
-      expect_same_bits("recomputed y over x", y.read(), x.read());
+      expect_same_bits("recomputed y over x", separate.y.read(), separate.x.read());
+
+      for (const bool sum_over_x : {true, false}) {
+        const Forward expected(s, v, type, true), aliased(s, v, type, true);
+        RmsNormResidualForward a = aliased.residual_arguments(s);
+        a.sum = sum_over_x ? aliased.x.data() : aliased.residual.data();
+        a.y = sum_over_x ? aliased.residual.data() : aliased.x.data();
+        rmsnorm_residual_forward(a, nullptr);
+        expect_same_bits("sum", expected.sum.read(), (sum_over_x ? aliased.x : aliased.residual).read());
+        expect_same_bits("y", expected.y.read(), (sum_over_x ? aliased.residual : aliased.x).read());
+      }
     }
 }
 
 TEST(RmsNorm, NonFiniteValuesStayInTheirRow) {
-  const Shape s = {3, 40};
-  Values v = make_values(s, DType::kBf16);
-  v.x[40] = NAN;  // the second row
-  const Tensor x(DType::kBf16, v.x), weight(DType::kBf16, v.weight), y(DType::kBf16, s.rows * s.columns);
-  const DeviceArray<float> rstd(s.rows);
-  rmsnorm_forward({.y = y.data(),
-                   .rstd = rstd.get(),
-                   .x = x.data(),
-                   .weight = weight.data(),
-                   .rows = s.rows,
-                   .columns = s.columns,
-                   .epsilon = kEpsilon,
-                   .dtype = DType::kBf16},
-                  nullptr);
-  const std::vector<float> result = y.values(), rstds = rstd.values();
-  for (int64_t i = 0; i < s.rows * s.columns; ++i)
-    EXPECT_EQ(std::isnan(result[i]), i / s.columns == 1) << "element " << i;
-  EXPECT_TRUE(std::isnan(rstds[1]));
+  for (const Shape s : {Shape{3, 40}, Shape{3, 4096}}) {
+    Values v = make_values(s, DType::kBf16);
+    v.x[s.columns] = NAN;  // the second row
+    const Forward f(s, v, DType::kBf16, false);
+    const std::vector<float> y = f.y.values(), rstds = f.rstd.values();
+    const Output output = run_backward(s, v, rstds, DType::kBf16, false);
+    for (int64_t i = 0; i < s.rows * s.columns; ++i) {
+      EXPECT_EQ(std::isnan(y[i]), i / s.columns == 1) << "element " << i;
+      EXPECT_EQ(std::isnan(output.dx[i]), i / s.columns == 1) << "element " << i;
+    }
+    EXPECT_TRUE(std::isnan(rstds[1]));
+    EXPECT_TRUE(std::ranges::all_of(output.dweight, [](float g) { return std::isnan(g); }));
+  }
+}
+
+TEST(RmsNorm, Trap10_DirtyScratch) {
+  for (const Shape s : {Shape{40, 256}, Shape{17, 2056}, Shape{17, kSanitized ? 2049 : 16392}}) {
+    const Values v = make_values(s, DType::kBf16);
+    const std::vector<float> rstd = forward_loop<float>(s, v).rstd;
+    const Output nan = run_backward(s, v, rstd, DType::kBf16, false, {}, 0xFF),
+                 large = run_backward(s, v, rstd, DType::kBf16, false, {}, 0x7E);
+    expect_same_bits("dweight", nan.dweight, large.dweight);
+    expect_same_bits("dx", nan.dx, large.dx);
+  }
+}
+
+// Ones only: bf16 sums of them stop at 256.
+TEST(RmsNorm, Trap14_WeightGradientOfManyRowsInFp32) {
+  const Shape s = {kSanitized ? 600 : 5000, 8};
+  const std::vector<float> ones(s.rows * s.columns, 1.0f);
+  const Values v = {ones, std::vector<float>(s.columns, 1.0f), ones, ones};
+  const Output output = run_backward(s, v, std::vector<float>(s.rows, 1.0f), DType::kBf16, false);
+  EXPECT_EQ(output.dweight, std::vector<float>(s.columns, static_cast<float>(s.rows)));
+}
+
+// y = round((x · rstd) · weight): x · rstd is not rounded to bf16 before the product, as some models have it.
+TEST(RmsNorm, Trap15_CastOrder) {
+  const Shape s = {5, 1000};
+  const Values v = make_values(s, DType::kBf16);
+  const Forward f(s, v, DType::kBf16, false);
+  const std::vector<float> rstd = f.rstd.values();
+  std::vector<float> expected, rounded_twice;
+  for (int64_t i = 0; i < s.rows * s.columns; ++i) {
+    const float normalized = v.x[i] * rstd[i / s.columns], weight = v.weight[i % s.columns];
+    expected.push_back(rounded(normalized * weight, DType::kBf16));
+    rounded_twice.push_back(rounded(rounded(normalized, DType::kBf16) * weight, DType::kBf16));
+  }
+  expect_same_bits("y", f.y.values(), expected);
+  EXPECT_NE(rounded_twice, expected) << "the values of this test cannot tell";
 }
 
 TEST(RmsNorm, Repeatable) {
@@ -256,21 +227,62 @@ TEST(RmsNorm, Repeatable) {
     const Values v = make_values(s, DType::kBf16);
     const std::vector<float> rstd = forward_loop<float>(s, v).rstd;
     expect_repeatable("rmsnorm_backward", [&] {
-      Output output = run_backward(s, v, rstd, DType::kBf16, true, 0);
+      Output output = run_backward(s, v, rstd, DType::kBf16, true);
       output.dx.insert(output.dx.end(), output.dweight.begin(), output.dweight.end());
       return output.dx;
     });
+    expect_repeatable("rmsnorm_residual_forward",
+                      [&] { return Forward(s, v, DType::kBf16, true).y.values(); });
   }
 }
 
-TEST(RmsNorm, SizesBeyond32Bits) {
+// The rule of comparison must see a bf16 sum's rounding in the norm, and a row that is left out of dweight.
+TEST(RmsNorm, ComparisonFindsPlantedFaults) {
+  const Shape s = {64, 256};
+  const Values v = make_values(s, DType::kBf16);
+  Values not_rounded = v;
+  for (size_t i = 0; i < v.x.size(); ++i) not_rounded.x[i] += v.residual[i];
+  const auto reference = forward_loop<double>(s, not_rounded);
+  const Forward f(s, v, DType::kBf16, true);
+  const std::vector<float> y = f.y.values();
+  int64_t different = 0;
+  for (size_t i = 0; i < reference.y.size(); ++i)
+    different += y[i] != rounded(static_cast<float>(reference.y[i]), DType::kBf16);
+  EXPECT_GT(different, std::ssize(reference.y) / 10) << "the norm of the exact sum looks the same";
+
+  const std::vector<float> rstd = forward_loop<float>(s, v).rstd;
+  Output output = run_backward(s, v, rstd, DType::kBf16, false);
+  const auto exact = backward_loop<double>(s, v, rstd, false);
+  const auto error = [&] {
+    return largest_error(output.dweight, exact.dweight, DType::kFp32, exact.dweight_magnitude).units;
+  };
+  EXPECT_LT(error(), 10);
+  for (int c = 0; c < s.columns; ++c) output.dweight[c] -= v.dy[c] * v.x[c] * rstd[0];
+  EXPECT_GT(error(), 1000);
+}
+
+TEST(RmsNorm, Trap01_SizesBeyond32Bits) {
   constexpr int64_t kRows = int64_t{1} << 24;
   constexpr int kColumns = 4096;
+  static_assert(row_offset(kRows, kColumns) == int64_t{1} << 36);
   EXPECT_EQ(rmsnorm_forward_cost(kRows, kColumns, DType::kBf16).flops, 4 * kRows * kColumns);
   EXPECT_EQ(rmsnorm_backward_cost(kRows, kColumns, true, DType::kBf16).bytes,
             4 * kRows * kColumns * 2 + kColumns * 2 + 4 * (kRows + kColumns));
   EXPECT_EQ(rmsnorm_backward_scratch(kRows, kColumns), rmsnorm_backward_scratch(2 * kRows, kColumns))
       << "scratch must not grow with the rows";
+}
+
+TEST(RmsNorm, Cost) {
+  EXPECT_EQ(rmsnorm_recompute_cost(3, 100, DType::kBf16).bytes, 7 * 100 * 2 + 3 * 4);
+  EXPECT_EQ(rmsnorm_residual_forward_cost(3, 100, DType::kBf16).bytes, 13 * 100 * 2 + 3 * 4);
+  for (const int columns : {1, 4096, 65536, 114688})
+    EXPECT_EQ(rmsnorm_forward_cost(3, columns, DType::kBf16).extra_bytes, 0) << columns;
+  EXPECT_GT(rmsnorm_forward_cost(3, 152064, DType::kBf16).extra_bytes, 0);
+  for (const int64_t rows : {16, 2048, 65536}) {
+    const Cost cost = rmsnorm_backward_cost(rows, 4096, false, DType::kBf16);
+    EXPECT_EQ(cost.extra_bytes, 2 * rmsnorm_backward_scratch(rows, 4096));
+    EXPECT_LT(static_cast<double>(cost.extra_bytes), 0.1 * static_cast<double>(cost.bytes)) << rows;
+  }
 }
 
 }  // namespace

@@ -8,13 +8,19 @@ namespace {
 struct Shape {
   int64_t batch;
   int sequence, heads, head_size;
-  int64_t elements() const { return batch * sequence * 3 * heads * head_size; }
+  int kv_heads = 0;  ///< 0: as many as heads
+  int rotated() const { return heads + (kv_heads == 0 ? heads : kv_heads); }
+  int all_heads() const { return heads + 2 * (kv_heads == 0 ? heads : kv_heads); }
+  int64_t elements() const { return batch * sequence * all_heads() * head_size; }
 };
 
-// Half heads of 16, 8, 4, 1 and 64 elements: full vectors, single elements, more items than a block's
-// threads.
-constexpr Shape kShapes[] = {{0, 4, 2, 8},  {1, 1, 1, 2}, {2, 7, 3, 32},   {2, 5, 1, 16},
-                             {1, 33, 5, 8}, {3, 3, 2, 6}, {1, 3, 40, 128}, {1, 2, 33, 66}};
+// Half heads of 16, 8, 4, 1 and 64 elements: full vectors, words, single elements; positions that share a
+// block and positions of more than one; as many heads of k as of q, fewer, one; groups of heads that are not
+// full.
+constexpr Shape kShapes[] = {{0, 4, 2, 8},     {1, 1, 1, 2},     {2, 7, 3, 32},      {2, 5, 1, 16},
+                             {1, 33, 5, 8},    {3, 3, 2, 6},     {1, 3, 40, 128},    {1, 2, 33, 66},
+                             {2, 9, 8, 32, 2}, {3, 5, 7, 20, 1}, {2, 3, 32, 128, 8}, {1, 199, 6, 8, 3},
+                             {2, 3, 5, 16, 5}};
 constexpr double kTheta = 10000;
 
 /// The rotation in the precision `Real`, from the angles' (cos, sin) in that precision.
@@ -23,11 +29,11 @@ std::vector<Real> rope_loop(const Shape& s, const std::vector<float>& qkv, bool 
   std::vector<Real> result(qkv.begin(), qkv.end());
   const int half = s.head_size / 2;
   for (int64_t token = 0; token < s.batch * s.sequence; ++token)
-    for (int head = 0; head < 2 * s.heads; ++head)  // of q, then of k
+    for (int head = 0; head < s.rotated(); ++head)  // of q, then of k
       for (int i = 0; i < half; ++i) {
         const double angle = (token % s.sequence) * std::pow(kTheta, -2.0 * i / s.head_size);
         const Real cosine = std::cos(angle), sine = inverse ? -std::sin(angle) : std::sin(angle);
-        const int64_t at = (token * 3 * s.heads + head) * s.head_size + i;
+        const int64_t at = (token * s.all_heads() + head) * s.head_size + i;
         const Real x = qkv[at], y = qkv[at + half];
         result[at] = x * cosine - y * sine;
         result[at + half] = y * cosine + x * sine;
@@ -55,7 +61,8 @@ void run(const Tensor& qkv, const Shape& s, bool inverse) {
         .heads = s.heads,
         .head_size = s.head_size,
         .inverse = inverse,
-        .dtype = qkv.type()},
+        .dtype = qkv.type(),
+        .kv_heads = s.kv_heads},
        nullptr);
   check(cudaDeviceSynchronize());
 }
@@ -63,7 +70,7 @@ void run(const Tensor& qkv, const Shape& s, bool inverse) {
 TEST(Rope, MatchesFloat64) {
   for (const DType type : kAllTypes)
     for (const Shape& s : kShapes)
-      for (const int64_t offset : {0, 1})
+      for (const int64_t offset : {0, 1, 2})
         for (const bool inverse : {false, true}) {
           const std::vector<float> values = rounded(normal_values(s.elements(), 1), type);
           const Tensor qkv(type, values, offset);
@@ -75,21 +82,31 @@ TEST(Rope, MatchesFloat64) {
 }
 
 TEST(Rope, LeavesVAlone) {
-  const Shape s = {2, 5, 3, 32};
-  const std::vector<float> values = normal_values(s.elements(), 2);
-  const Tensor qkv(DType::kFp32, values);
-  run(qkv, s, false);
-  const std::vector<float> result = qkv.values();
-  int64_t changed = 0;
-  for (int64_t i = 0; i < s.elements(); ++i) {
-    const bool is_v = i / (s.heads * s.head_size) % 3 == 2;
-    if (is_v) {
-      EXPECT_EQ(result[i], values[i]) << "element " << i;
+  for (const Shape& s : {Shape{2, 5, 3, 32}, Shape{2, 5, 6, 32, 2}}) {
+    const std::vector<float> values = normal_values(s.elements(), 2);
+    const Tensor qkv(DType::kFp32, values);
+    run(qkv, s, false);
+    const std::vector<float> result = qkv.values();
+    int64_t changed = 0;
+    for (int64_t i = 0; i < s.elements(); ++i) {
+      const bool is_v = i / s.head_size % s.all_heads() >= s.rotated();
+      if (is_v) {
+        EXPECT_EQ(result[i], values[i]) << "element " << i;
+      }
+      changed += result[i] != values[i];
     }
-    changed += result[i] != values[i];
+    // All of q and k but those of the first position of each sequence.
+    EXPECT_EQ(changed, s.batch * (s.sequence - 1) * s.rotated() * s.head_size);
   }
-  // All of q and k but those of the first position of each sequence.
-  EXPECT_EQ(changed, s.batch * (s.sequence - 1) * 2 * s.heads * s.head_size);
+}
+
+TEST(Rope, AsManyHeadsOfKAsOfQIsTheDefault) {
+  const Shape implied = {2, 5, 3, 32}, stated = {2, 5, 3, 32, 3};
+  const std::vector<float> values = normal_values(implied.elements(), 5);
+  const Tensor a(DType::kBf16, values), b(DType::kBf16, values);
+  run(a, implied, false);
+  run(b, stated, false);
+  expect_same_bits("qkv", a.read(), b.read());
 }
 
 TEST(Rope, InverseUndoes) {
@@ -103,7 +120,7 @@ TEST(Rope, InverseUndoes) {
   EXPECT_LE(largest_error(qkv.values(), reference, DType::kFp32, pair_lengths(s, values)).units, 4);
 }
 
-TEST(Rope, TableIsExactAtLongPositions) {
+TEST(Rope, Trap16_TableIsExactAtLongPositions) {
   constexpr int kSequence = 131072, kHeadSize = 8;
   const std::vector<float2> table = rope_table(kSequence, kHeadSize, 500000);
   ASSERT_EQ(std::ssize(table), int64_t{kSequence} * kHeadSize / 2);
@@ -113,6 +130,61 @@ TEST(Rope, TableIsExactAtLongPositions) {
     const float2 entry = table[int64_t{position} * kHeadSize / 2 + i];
     EXPECT_NEAR(entry.x, std::cos(angle), 1e-7);
     EXPECT_NEAR(entry.y, std::sin(angle), 1e-7);
+  }
+}
+
+// The angle itself in fp32, as a kernel that computes it would have it: the fault that a table from double
+// avoids must be larger than what the test above tolerates.
+TEST(Rope, Trap16_AnglesInFp32AreWrong) {
+  double largest = 0;
+  for (int i = 0; i < 64; ++i) {
+    const double exact = 131071 * std::pow(500000.0, -2.0 * i / 128);
+    const float angle = 131071.0f * std::pow(500000.0f, static_cast<float>(-2.0 * i / 128));
+    largest = std::max(largest, std::abs(std::cos(exact) - std::cos(static_cast<double>(angle))));
+  }
+  EXPECT_GT(largest, 1e-4);
+}
+
+// One sequence whose last position is 131071: that position's row of the table is used, for q and for k.
+TEST(Rope, Trap16_LastOfALongSequence) {
+#if defined(__SANITIZE_THREAD__)
+  const Shape s = {1, 8192, 1, 4};
+#else
+  const Shape s = {1, 131072, 1, 4};
+#endif
+  const std::vector<float> values = normal_values(s.elements(), 6);
+  for (const bool inverse : {false, true}) {
+    const Tensor qkv(DType::kFp32, values);
+    run(qkv, s, inverse);
+    const std::vector<double> reference = rope_loop<double>(s, values, inverse);
+    const std::vector<float> plain = rope_loop<float>(s, values, inverse);
+    const std::vector<double> lengths = pair_lengths(s, values);
+    expect_close(inverse ? "inverse" : "forward", qkv.values(), reference, plain, DType::kFp32, lengths);
+  }
+}
+
+// Turning the wrong way in the backward pass leaves lengths right: the two directions must differ, and each
+// must be its own reference's.
+TEST(Rope, Trap16_BackwardTurnsTheOtherWay) {
+  const Shape s = {1, 9, 2, 16};
+  const std::vector<float> values = normal_values(s.elements(), 7);
+  const Tensor qkv(DType::kFp32, values);
+  run(qkv, s, true);
+  const std::vector<double> wrong = rope_loop<double>(s, values, false);
+  EXPECT_GT(largest_error(qkv.values(), wrong, DType::kFp32, pair_lengths(s, values)).units, 1e5);
+}
+
+TEST(Rope, Trap05_MisalignedViews) {
+  const Shape s = {2, 5, 4, 32, 2};
+  for (const DType type : kAllTypes) {
+    const std::vector<float> values = normal_values(s.elements(), 8);
+    const Tensor aligned(type, values);
+    run(aligned, s, false);
+    for (const int64_t offset : {1, 2, 3, 4}) {
+      const Tensor view(type, values, offset);
+      run(view, s, false);
+      expect_same_bits("qkv", aligned.read(), view.read());
+    }
   }
 }
 
@@ -131,6 +203,8 @@ TEST(Rope, Cost) {
   const Cost cost = rope_cost(1 << 12, 1 << 12, 16, 16, DType::kBf16);
   EXPECT_EQ(cost.flops, 3 * elements);
   EXPECT_EQ(cost.bytes, 4 * elements + (1 << 12) * 16 * 4);
+  const Cost grouped = rope_cost(1 << 12, 1 << 12, 16, 16, DType::kBf16, 4);
+  EXPECT_EQ(grouped.flops, 3 * elements / 32 * 20);
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "kernels/device/launch.h"
+#include "kernels/device/ptx.h"
 #include "kernels/device/shared.h"
 
 namespace {
@@ -242,6 +243,73 @@ void host_read(bool fault) {
   cudaFreeHost(on_host);
 }
 
+// --- asynchronous copies ----------------------------------------------------------------------------------
+
+struct Stages {
+  uint4 word[2][32];
+};
+/// Two tiles of 32 words through two buffers; the second is under way while the first is read.
+__global__ void copy_tiles(uint4* out, const uint4* in, bool wait_for_all) {
+  Stages& stages = shared<Stages>();
+  const int lane = static_cast<int>(threadIdx.x);
+  for (int tile = 0; tile < 2; ++tile) {
+    minillm::kernels::copy_async<16>(&stages.word[tile][lane], in + tile * 32 + lane, true);
+    minillm::kernels::commit_copies();
+  }
+  minillm::kernels::wait_copies<1>();
+  __syncthreads();
+  out[lane] = stages.word[0][lane ^ 1];
+  if (wait_for_all) minillm::kernels::wait_copies<0>();
+  __syncthreads();
+  out[32 + lane] = stages.word[1][lane ^ 1];
+}
+void copy_wait(bool fault) {
+  Stream stream;
+  Floats in(4 * 64), out(4 * 64);
+  launch("copy_tiles", copy_tiles, {dim3(1), dim3(32), 0, stream.handle}, reinterpret_cast<uint4*>(out.data),
+         reinterpret_cast<const uint4*>(in.data), !fault);
+  cudaStreamSynchronize(stream.handle);
+}
+
+/// A buffer is copied into again while other threads may still read it.
+__global__ void reuse_tile(uint4* out, const uint4* in, bool barrier) {
+  Stages& stages = shared<Stages>();
+  const int lane = static_cast<int>(threadIdx.x);
+  for (int tile = 0; tile < 2; ++tile) {
+    minillm::kernels::copy_async<16>(&stages.word[0][lane], in + tile * 32 + lane, true);
+    minillm::kernels::commit_copies();
+    minillm::kernels::wait_copies<0>();
+    __syncthreads();
+    out[tile * 32 + lane] = stages.word[0][lane ^ 1];
+    if (barrier) __syncthreads();
+  }
+}
+void copy_reuse(bool fault) {
+  Stream stream;
+  Floats in(4 * 64), out(4 * 64);
+  launch("reuse_tile", reuse_tile, {dim3(1), dim3(32), 0, stream.handle}, reinterpret_cast<uint4*>(out.data),
+         reinterpret_cast<const uint4*>(in.data), !fault);
+  cudaStreamSynchronize(stream.handle);
+}
+
+/// ldmatrix reads rows that other lanes have written.
+__global__ void load_written_rows(uint32_t* out, bool sync) {
+  Stages& stages = shared<Stages>();
+  const int lane = static_cast<int>(threadIdx.x);
+  stages.word[0][lane] = uint4{1, 2, 3, 4};
+  if (sync) __syncwarp();
+  uint32_t fragment[4];
+  minillm::kernels::load_matrices<4>(fragment, &stages.word[0][lane]);
+  out[lane] = fragment[0] + fragment[3];
+}
+void matrix_rows(bool fault) {
+  Stream stream;
+  Floats out(32);
+  launch("load_written_rows", load_written_rows, {dim3(1), dim3(32), 0, stream.handle},
+         reinterpret_cast<uint32_t*>(out.data), !fault);
+  cudaStreamSynchronize(stream.handle);
+}
+
 const std::map<std::string, std::function<void(bool)>>& cases() {
   static const std::map<std::string, std::function<void(bool)>> all = {
       {"global_memory", global_memory},
@@ -254,6 +322,9 @@ const std::map<std::string, std::function<void(bool)>>& cases() {
       {"barrier", barrier},
       {"second_barrier", second_barrier},
       {"warp_memory", warp_memory},
+      {"copy_wait", copy_wait},
+      {"copy_reuse", copy_reuse},
+      {"matrix_rows", matrix_rows},
       {"stream_wait", stream_wait},
       {"stream_wait_busy", stream_wait_busy},
       {"stream_reuse", stream_reuse},

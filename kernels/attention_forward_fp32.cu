@@ -1,10 +1,8 @@
-// Forward attention. A block owns 64 queries of one head and walks over the keys in tiles of 64 with an
-// online softmax; scores and probabilities never leave the chip.
-#include "kernels/attention.h"
-
+// Forward attention in fp32 on CUDA cores. A block owns 64 queries of one head and walks over the keys in
+// tiles of 64 with an online softmax; scores and probabilities never leave the chip.
 #include <cmath>
 
-#include "kernels/device/attention_tile.h"
+#include "kernels/device/attention_fp32.h"
 #include "kernels/device/launch.h"
 #include "kernels/device/shared.h"
 
@@ -16,12 +14,12 @@ constexpr int kKeys = 64;
 constexpr int kRows = kQueries / kThreadRows;
 constexpr int kKeyGroups = kKeys / kGroupColumns;
 
-template <class T>
 struct Arguments {
-  T* out;
+  float* out;
   float* lse;
-  const T* qkv;
+  const float* qkv;
   AttentionLayout layout;
+  int tiles;  ///< blocks per head
 };
 
 template <int D>
@@ -81,21 +79,23 @@ __device__ Floats<kRows> row_maximum(const Scores& scores) {
   return maximum;
 }
 
-template <class T, int D>
+template <int D>
 __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
-    attention_forward_kernel(Arguments<T> a) {
+    attention_forward_fp32_kernel(Arguments a) {
   constexpr int kGroups = D / kGroupColumns;
   Tiles<D>& tiles = *dynamic_shared<Tiles<D>>();
   const AttentionLayout& layout = a.layout;
-  BlockPosition at = block_position(layout);
-  at.tile = layout.tiles - 1 - at.tile;  // with a causal mask the last queries take longest: they start first
+  BlockPosition at = block_position(layout.heads, a.tiles);
+  at.tile = a.tiles - 1 - at.tile;  // with a causal mask the last queries take longest: they start first
   const int first_query = at.tile * kQueries;
   const int queries = min(kQueries, layout.sequence - first_query);
   const int key_end = layout.causal ? first_query + queries : layout.sequence;
   const bool active = thread_row() * kRows < queries;
-  const HeadRows<const T> key = packed_rows(a.qkv, layout, at, 1), value = packed_rows(a.qkv, layout, at, 2);
+  const int kv_head = at.head / layout.group();
+  const auto key = packed_rows(a.qkv, layout, at.batch, kv_head, Part::kKey),
+             value = packed_rows(a.qkv, layout, at.batch, kv_head, Part::kValue);
 
-  load_tile(tiles.query, packed_rows(a.qkv, layout, at, 0), first_query, queries);
+  load_tile(tiles.query, packed_rows(a.qkv, layout, at.batch, at.head, Part::kQuery), first_query, queries);
   RegisterTile<kRows, kGroups> out{};
   Floats<kRows> maximum, sum{};
 #pragma unroll
@@ -157,29 +157,26 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
   Floats<kRows> factor;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    factor[i] = 1.0f / sum[i];
+    const bool empty = sum[i] == 0.0f;  // nothing but scores of -inf
+    factor[i] = empty ? 0.0f : 1.0f / sum[i];
     const int row = thread_row() * kRows + i;
     if (thread_column() == 0 && row < queries)
-      a.lse[statistics_offset(layout, at) + first_query + row] = maximum[i] * kLn2 + logf(sum[i]);
+      a.lse[statistics_offset(layout, at.batch, at.head) + first_query + row] =
+          empty ? INFINITY : maximum[i] * kLn2 + logf(sum[i]);
   }
-  store_tile(plain_rows(a.out, layout, at), first_query, queries, out, factor);
+  store_tile(plain_rows(a.out, layout, at.batch, at.head), first_query, queries, out, factor);
 }
 
 }  // namespace
 
-void attention_forward(const AttentionForward& a, cudaStream_t stream) {
-  const AttentionLayout layout = attention_layout(a.shape, kQueries, {a.qkv, a.out});
-  dispatch_attention(a.shape, [&]<class T, int D>() {
-    launch("attention_forward", attention_forward_kernel<T, D>,
-           {attention_grid(layout), attention_threads(layout, kRows), sizeof(Tiles<D>), stream},
-           Arguments<T>{static_cast<T*>(a.out), a.lse, static_cast<const T*>(a.qkv), layout});
+void attention_forward_fp32(const AttentionForward& a, const AttentionLayout& layout, cudaStream_t stream) {
+  const int tiles = static_cast<int>(ceil_div(layout.sequence, kQueries));
+  dispatch_head_size(layout.head_size, [&]<int D>() {
+    launch("attention_forward", attention_forward_fp32_kernel<D>,
+           {attention_blocks(layout, layout.heads, tiles), attention_threads(layout, kRows), sizeof(Tiles<D>),
+            stream},
+           Arguments{static_cast<float*>(a.out), a.lse, static_cast<const float*>(a.qkv), layout, tiles});
   });
-}
-
-Cost attention_forward_cost(const AttentionShape& s) {
-  const int64_t rows = s.batch * s.sequence * s.heads;
-  return {.bytes = rows * (4 * s.head_size * size_of(s.dtype) + 4),
-          .flops = 4 * attention_pairs(s) * s.head_size};
 }
 
 }  // namespace minillm::kernels
