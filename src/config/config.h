@@ -40,8 +40,8 @@ struct Train {
   int64_t micro_batch = 8;  ///< sequences per rank and step
   int64_t seq_len = 1024;
   int64_t seed = 0;
-  double grad_clip = 0;       ///< largest gradient norm; 0: no clipping
-  int64_t head_chunk = 1024;  ///< rows of logits that exist at a time
+  double grad_clip = 0;    ///< largest gradient norm; 0: no clipping
+  int64_t head_chunk = 0;  ///< rows of logits that exist at a time; 0: from the memory plan
   Optimizer optimizer;
 };
 
@@ -52,8 +52,15 @@ struct Parallel {
 };
 
 struct Precision {
-  DType param =
-      DType::kBf16;  ///< weights and activations in compute; masters, moments and reductions are fp32
+  DType param = DType::kBf16;    ///< weights and activations in compute; masters and reductions are fp32
+  DType moments = DType::kFp32;  ///< of AdamW; bf16 with stochastic rounding
+};
+
+/// Which of cuBLASLt's algorithms compute the matrix products.
+struct Gemm {
+  bool deterministic = true;  ///< cuBLASLt's first candidate; false: the fastest, timed at the start
+  std::string cache;          ///< file of timed choices; empty: none
+  int64_t sm_limit = 0;       ///< multiprocessors that products are planned for; 0: all
 };
 
 struct Data {
@@ -70,6 +77,7 @@ struct Config {
   Train train;
   Parallel parallel;
   Precision precision;
+  Gemm gemm;
   Data data;
   Checkpoint checkpoint;
 };

@@ -61,6 +61,10 @@ void check_config(const Config& config, const std::string& name) {
               " tokens; at most 2147483647 per rank and step");
   require(config.data.source != "text" || !config.data.path.empty(), name,
           "data.source is \"text\" but data.path is empty; name a file or a glob, e.g. \"corpus/*.txt\"");
+  require(config.gemm.cache.empty() || !config.gemm.deterministic, name,
+          "gemm.cache (\"" + config.gemm.cache +
+              "\") holds timed choices, which gemm.deterministic (true) does not use; set "
+              "gemm.deterministic=false, or leave gemm.cache empty");
 }
 
 }  // namespace minillm::config

@@ -84,7 +84,8 @@ void for_each_key(ConfigT&& config, Key&& key) {
   key("train.seed", train.seed, Integer{0, std::numeric_limits<int64_t>::max()},
       "of the initial weights and of the order of the data");
   key("train.grad_clip", train.grad_clip, Real{0, kHuge}, "largest norm of the gradient; 0: no clipping");
-  key("train.head_chunk", train.head_chunk, Integer{1}, "rows of logits that exist at a time");
+  key("train.head_chunk", train.head_chunk, Integer{0},
+      "rows of logits that exist at a time; 0: 1024, or as many more as need no more memory than those");
 
   auto& optimizer = train.optimizer;
   key("train.optimizer.lr", optimizer.lr, Real{0, kHuge}, "learning rate of AdamW");
@@ -103,7 +104,26 @@ void for_each_key(ConfigT&& config, Key&& key) {
       "a step that takes longer (seconds) ends all ranks");
 
   key("precision.param", config.precision.param, Type{},
-      "of weights and activations in compute; masters, moments and reductions are fp32");
+      "of weights and activations in compute; master weights and reductions are fp32");
+
+  key("precision.moments", config.precision.moments, Type{},
+      "of AdamW's two moments; bf16 is rounded stochastically and saves 4 bytes per parameter");
+
+  auto& gemm = config.gemm;
+  key("gemm.deterministic", gemm.deterministic, Boolean{},
+      "matrix products use cuBLASLt's first candidate, so that equal runs give equal bits; false: rank 0 "
+      "times up "
+      "to 16 candidates per shape before the first step and all ranks use the fastest, which may be another "
+      "one in "
+      "the next run unless gemm.cache keeps it");
+  key("gemm.cache", gemm.cache, Text{"a string: a file"},
+      "JSON file that timed choices are read from and added to, which makes runs repeatable on equal GPUs, "
+      "drivers "
+      "and cuBLASLt; needs gemm.deterministic false; empty: choices are made anew in every run");
+  key("gemm.sm_limit", gemm.sm_limit, Integer{0, 1 << 16},
+      "multiprocessors that matrix products are planned for, to leave the others to collectives; 0 or more "
+      "than "
+      "there are: all");
 
   key("data.source", config.data.source, Text{"\"random\" or \"text\"", is_source},
       "random tokens and targets, or the bytes of files");

@@ -7,6 +7,7 @@
 #include "kernels/reduction.h"
 #include "kernels/rmsnorm.h"
 #include "model/flat.h"
+#include "model/parameters.h"
 #include "model/transformer.h"
 
 namespace minillm::model {
@@ -29,7 +30,7 @@ void* Transformer::head_input(void* x, int64_t rows, const shard::Operands& o, c
 void Transformer::project(const void* in, int64_t rows, const shard::Operands& o, cuda::BlasLt& blas,
                           cudaStream_t stream) const {
   blas.run({.m = rows,
-            .n = model_.vocab_size,
+            .n = padded_vocabulary(model_),
             .k = model_.dim,
             .a = in,
             .b = weight(o, head_weight_, dtype_),
@@ -41,7 +42,7 @@ void Transformer::project(const void* in, int64_t rows, const shard::Operands& o
 }
 
 void Transformer::head_loss(const shard::Operands& o, cuda::BlasLt& blas, cudaStream_t stream) const {
-  const int64_t dim = model_.dim, vocabulary = model_.vocab_size;
+  const int64_t dim = model_.dim, columns = padded_vocabulary(model_);
   const void* table = weight(o, head_weight_, dtype_);
   void* x = buffer(o, input_[head_unit()]);
   void* normed = head_input(x, rows_, o, stream);
@@ -60,12 +61,13 @@ void Transformer::head_loss(const shard::Operands& o, cuda::BlasLt& blas, cudaSt
                             .targets = buffer<int32_t>(o, targets_) + first,
                             .scale = scale,
                             .rows = rows,
-                            .vocabulary = narrow<int>(vocabulary),
+                            .vocabulary = narrow<int>(model_.vocab_size),
+                            .columns = narrow<int>(columns),
                             .dtype = dtype_},
                            stream);
     blas.run({.m = rows,
               .n = dim,
-              .k = vocabulary,
+              .k = columns,
               .a = logits,
               .b = table,
               .d = row_of(d, first, dim, dtype_),
@@ -73,7 +75,7 @@ void Transformer::head_loss(const shard::Operands& o, cuda::BlasLt& blas, cudaSt
               .output = dtype_},
              stream);
     float* d_table = o.gradients + head_weight_;
-    blas.run({.m = vocabulary,
+    blas.run({.m = columns,
               .n = dim,
               .k = rows,
               .a = logits,

@@ -2,10 +2,14 @@
 
 #include <cmath>
 
+#include "core/checked.h"
+
 namespace minillm::model {
 namespace {
 
 using kernels::Distribution;
+
+constexpr const char* kHeadWeight = "head.weight";
 
 float linear_bound(int64_t fan_in) {
   return static_cast<float>(1.0 / std::sqrt(static_cast<double>(fan_in)));
@@ -16,6 +20,10 @@ float xavier_bound(int64_t fan_in, int64_t fan_out) {
 }
 
 }  // namespace
+
+int64_t padded_vocabulary(const config::Model& model) {
+  return round_up(model.vocab_size, 64);
+}
 
 void for_each_parameter(const config::Model& model, const std::function<void(const Parameter&)>& visit) {
   const int64_t dim = model.dim, ffn = model.ffn_dim, vocabulary = model.vocab_size;
@@ -41,7 +49,7 @@ void for_each_parameter(const config::Model& model, const std::function<void(con
     visit({block + "ffn.down.weight", {dim, ffn}, unit, Distribution::kUniform, linear_bound(ffn)});
   }
   if (model.final_norm) norm("final_norm.weight", head);
-  visit({"head.weight", {vocabulary, dim}, head, Distribution::kUniform, linear_bound(dim)});
+  visit({kHeadWeight, {vocabulary, dim}, head, Distribution::kUniform, linear_bound(dim)});
 }
 
 std::vector<shard::UnitSpec> units(const config::Model& model) {
@@ -52,7 +60,8 @@ std::vector<shard::UnitSpec> units(const config::Model& model) {
     units.push_back({"block" + std::to_string(layer), {}, kBlocks});
   units.push_back({"head", {}, kEnds});
   for_each_parameter(model, [&](const Parameter& p) {
-    units[static_cast<size_t>(p.unit)].tensors.push_back({p.name, p.shape});
+    const int64_t reserved = p.name == kHeadWeight ? padded_vocabulary(model) * model.dim : 0;
+    units[static_cast<size_t>(p.unit)].tensors.push_back({p.name, p.shape, reserved});
   });
   return units;
 }

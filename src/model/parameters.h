@@ -23,6 +23,10 @@ struct Parameter {
   float a = 0;  ///< parameter of the distribution (kernels/initialize.h)
 };
 
+/// Rows that the head's weight has in memory: the vocabulary and zeros up to a multiple of 64, so that every
+/// dimension and row of its products is aligned. The logits of the others take no part in the loss.
+int64_t padded_vocabulary(const config::Model& model);
+
 /// Calls `visit` for every parameter, units in forward order.
 void for_each_parameter(const config::Model& model, const std::function<void(const Parameter&)>& visit);
 

@@ -10,6 +10,7 @@
 #include "kernels/reduction.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
+#include "model/parameters.h"
 
 namespace minillm::model {
 
@@ -33,8 +34,10 @@ Transformer::Transformer(const config::Model& model, const BatchShape& shape, DT
   }
   add_head();
   d_residual_ = add("residual gradient", residual_bytes, Purpose::kActivations);
-  embedding_scratch_ = add("embedding scratch", kernels::embedding_backward_scratch(rows_, model_.vocab_size),
-                           Purpose::kScratch);
+  embedding_scratch_ =
+      add("embedding scratch",
+          kernels::embedding_backward_scratch(rows_, model_.vocab_size, narrow<int>(model_.dim)),
+          Purpose::kScratch);
 
   if (model_.n_layers > 0)
     block_ = {offset(1, "norm1.weight"),    offset(1, "in_proj_weight"), offset(1, "in_proj_bias"),
@@ -77,7 +80,7 @@ void Transformer::add_head() {
     head_.normed = add("head normed", rows_ * model_.dim * size_of(dtype_), Purpose::kScratch);
   }
   const int64_t chunk = std::min(shape_.head_chunk, rows_);
-  head_.logits = add("logits", chunk * model_.vocab_size * size_of(dtype_), Purpose::kScratch);
+  head_.logits = add("logits", chunk * padded_vocabulary(model_) * size_of(dtype_), Purpose::kScratch);
   head_.losses = add("losses", rows_ * 4, Purpose::kScratch);
   head_.scale = add("loss scale", 4, Purpose::kScratch);
   head_.scratch = add("head scratch",

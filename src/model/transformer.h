@@ -52,8 +52,8 @@ class Transformer {
   void head_loss(const shard::Operands& o, cuda::BlasLt& blas, cudaStream_t stream) const;
   void backward(int unit, const shard::Operands& o, cuda::BlasLt& blas, cudaStream_t stream) const;
 
-  /// Inference: logits [vocab_size] of token `row` of the batch after forward() of all units but the head,
-  /// into the buffer logits(), in the compute type.
+  /// Inference: logits of token `row` of the batch after forward() of all units but the head,
+  /// into the first vocab_size elements of the buffer logits(), in the compute type.
   void logits_of(int64_t row, const shard::Operands& o, cuda::BlasLt& blas, cudaStream_t stream) const;
   int logits() const { return head_.logits; }
   /// Buffers of logits_of().

@@ -118,8 +118,8 @@ Operands Executor::operands(const Operation& operation) const {
         break;
       case RegionKind::kOptimizerShard:
         given.master = floats(plan_.master[index]);
-        given.moment1 = floats(plan_.moment1[index]);
-        given.moment2 = floats(plan_.moment2[index]);
+        given.moment1 = arena_ + plan_.moment1[index];
+        given.moment2 = arena_ + plan_.moment2[index];
         break;
       case RegionKind::kGradientShard:
         (written ? given.gradients : given.gradient_shard) = floats(plan_.gradient_shard[index]);

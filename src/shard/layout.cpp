@@ -36,8 +36,13 @@ UnitLayout make_unit(const UnitSpec& spec, int world) {
     const int64_t offset = round_up(end, kSliceAlignment);
     unit.slices.push_back({tensor.name, tensor.shape, offset, elements});
     unit.elements += elements;
-    end = offset + elements;
+    if (tensor.reserved != 0 && tensor.reserved < elements)
+      throw InternalError("make_layout: tensor '" + tensor.name + "' of unit '" + unit.name + "' reserves " +
+                          std::to_string(tensor.reserved) + " of its " + std::to_string(elements) +
+                          " elements");
+    end = offset + std::max(elements, tensor.reserved);
   }
+  unit.used_elements = round_up(end, kSliceAlignment);
   unit.padded_elements = round_up(end, world * kSliceAlignment);
   unit.shard_elements = div_exact(unit.padded_elements, world);
   return unit;

@@ -20,6 +20,9 @@ inline constexpr int64_t kSliceAlignment = 128;
 struct TensorSpec {
   std::string name;
   std::vector<int64_t> shape;
+  /// Elements that the flat buffer keeps for the tensor, those after its own being padding: 0, or at least as
+  /// many as it has.
+  int64_t reserved = 0;
 };
 
 /// A group of tensors that is gathered and reduced together.
@@ -43,6 +46,7 @@ struct UnitLayout {
   int slot_group = 0;
   std::vector<Slice> slices;
   int64_t elements = 0;         ///< sum of the slices' elements, without padding
+  int64_t used_elements = 0;    ///< where the last slice ends, aligned; the same in every world
   int64_t padded_elements = 0;  ///< length of the flat buffer: world × shard_elements
   int64_t shard_elements = 0;
 };
@@ -56,7 +60,8 @@ struct Layout {
   std::vector<std::string> unit_names() const;
 };
 
-/// Throws InternalError for world < 1, an empty unit, a tensor with a dimension < 1 or a repeated name.
+/// Throws InternalError for world < 1, an empty unit, a tensor with a dimension < 1, less reserved than it
+/// has or a repeated name.
 Layout make_layout(const std::vector<UnitSpec>& units, int world);
 
 /// The part of a slice that lies in rank `rank`'s shard; count 0 when none does.

@@ -136,10 +136,11 @@ BufferPlacement place_buffers(const std::vector<BufferSpec>& buffers, const std:
 
 class Planner {
  public:
-  Planner(const Schedule& schedule, const Layout& layout, DType parameter_type)
+  Planner(const Schedule& schedule, const Layout& layout, DType parameter_type, DType moment_type)
       : schedule_(schedule),
         layout_(layout),
         parameter_type_(parameter_type),
+        moment_type_(moment_type),
         last_(std::max(0, static_cast<int>(schedule.operations.size()) - 1)) {}
 
   MemoryPlan plan(const Program& program) && {
@@ -168,8 +169,8 @@ class Planner {
           parameter_type_ == DType::kFp32
               ? plan_.master.back()
               : keep(unit.name + " parameter shard", Purpose::kParameters, n * size_of(parameter_type_)));
-      plan_.moment1.push_back(keep(unit.name + " moment 1", Purpose::kMoments, n * kFloat));
-      plan_.moment2.push_back(keep(unit.name + " moment 2", Purpose::kMoments, n * kFloat));
+      plan_.moment1.push_back(keep(unit.name + " moment 1", Purpose::kMoments, n * size_of(moment_type_)));
+      plan_.moment2.push_back(keep(unit.name + " moment 2", Purpose::kMoments, n * size_of(moment_type_)));
       plan_.gradient_shard.push_back(keep(unit.name + " gradient shard", Purpose::kGradients, n * kFloat));
     }
   }
@@ -224,7 +225,7 @@ class Planner {
 
   const Schedule& schedule_;
   const Layout& layout_;
-  DType parameter_type_;
+  DType parameter_type_, moment_type_;
   int last_ = 0;
   MemoryPlan plan_;
 };
@@ -284,8 +285,8 @@ std::string MemoryPlan::table() const {
 }
 
 MemoryPlan plan_memory(const Schedule& schedule, const Layout& layout, const Program& program,
-                       DType parameter_type) {
-  return Planner(schedule, layout, parameter_type).plan(program);
+                       DType parameter_type, DType moment_type) {
+  return Planner(schedule, layout, parameter_type, moment_type).plan(program);
 }
 
 }  // namespace minillm::shard

@@ -46,6 +46,6 @@ struct MemoryPlan {
 };
 
 MemoryPlan plan_memory(const Schedule& schedule, const Layout& layout, const Program& program,
-                       DType parameter_type);
+                       DType parameter_type, DType moment_type = DType::kFp32);
 
 }  // namespace minillm::shard

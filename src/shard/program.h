@@ -54,8 +54,8 @@ struct Operands {
   // The shard of the unit, layout.units[unit].shard_elements long.
   std::byte* parameter_shard = nullptr;  ///< compute precision; the same memory as `master` when that is fp32
   float* master = nullptr;
-  float* moment1 = nullptr;
-  float* moment2 = nullptr;
+  std::byte* moment1 = nullptr;  ///< in the type that the memory was planned for
+  std::byte* moment2 = nullptr;
   float* gradient_shard = nullptr;
 
   // Scalars of the step.

@@ -2,13 +2,17 @@
 #include <cublasLt.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cstring>
 #include <limits>
 #include <new>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
+#include "sim/blas.h"
 #include "sim/blas_compute.h"
 #include "sim/device.h"
 #include "sim/failure.h"
@@ -24,6 +28,7 @@ struct cublasLtMatmulDescOpaque_t {
   uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
   const void* bias = nullptr;
   int32_t bias_type = -1;  ///< D's type unless set
+  int32_t multiprocessors = 0;
 };
 
 struct cublasLtMatrixLayoutOpaque_t {
@@ -40,10 +45,16 @@ struct cublasLtMatmulPreferenceOpaque_t {
 
 namespace {
 
-/// What the opaque algorithm holds: the problem that the heuristic was asked about.
+std::atomic<int64_t> products[sim::kBlasCandidates];
+std::atomic<int> last_multiprocessors;
+std::atomic<int64_t> delays_us[sim::kBlasCandidates];
+
+/// What the opaque algorithm holds: the problem that the heuristic was asked about, and which candidate it
+/// is.
 struct Algorithm {
   static constexpr uint32_t kMagic = 0x6d6d6c74;
   uint32_t magic = kMagic;
+  int32_t candidate = 0;
   uint32_t alignment[4] = {};
   uint64_t shape_hash = 0;
 };
@@ -109,10 +120,31 @@ cublasStatus_t validate(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cons
 uint64_t shape_hash(const cublasLtMatmulDescOpaque_t& desc, const Layouts& l) {
   uint64_t hash = 0xcbf29ce484222325u;
   const auto add = [&hash](uint64_t value) { hash = (hash ^ value) * 0x100000001b3u; };
-  add(desc.transpose_a), add(desc.transpose_b), add(desc.epilogue);
+  add(desc.transpose_a), add(desc.transpose_b), add(desc.epilogue), add(desc.multiprocessors);
   for (const auto* layout : {l.a, l.b, l.c, l.d})
     add(layout->type), add(layout->rows), add(layout->cols), add(layout->ld);
   return hash;
+}
+
+/// What the algorithm says if it was chosen for this problem.
+std::optional<Algorithm> algorithm_for(const cublasLtMatmulAlgo_t& algo,
+                                       const cublasLtMatmulDescOpaque_t& desc, const Layouts& l) {
+  Algorithm algorithm;
+  std::memcpy(&algorithm, algo.data, sizeof algorithm);
+  if (algorithm.magic != Algorithm::kMagic || algorithm.shape_hash != shape_hash(desc, l) ||
+      algorithm.candidate < 0 || algorithm.candidate >= sim::kBlasCandidates)
+    return std::nullopt;
+  return algorithm;
+}
+
+cublasStatus_t set_multiprocessors(cublasLtMatmulDescOpaque_t& desc, const void* value, size_t bytes) {
+  int32_t count;
+  if (const cublasStatus_t status = set(count, value, bytes)) return status;
+  int most = 0;
+  if (cudaDeviceGetAttribute(&most, cudaDevAttrMultiProcessorCount, 0)) return CUBLAS_STATUS_NOT_INITIALIZED;
+  if (count < 1 || count > most) return CUBLAS_STATUS_INVALID_VALUE;
+  desc.multiprocessors = count;
+  return CUBLAS_STATUS_SUCCESS;
 }
 
 bool aligned(const void* pointer, uint64_t bytes) {
@@ -159,20 +191,42 @@ void require_device_memory(const sim::BlasProblem& p) {
   if (p.bias) require_device_memory("bias", p.bias, p.d.rows * sim::blas_element_size(p.d.type));
 }
 
-cublasStatus_t enqueue(const sim::BlasProblem& problem, cudaStream_t stream) {
+cublasStatus_t enqueue(const sim::BlasProblem& problem, int candidate, cudaStream_t stream) {
   sim::Scheduler& scheduler = sim::device().scheduler;
   if (!scheduler.exists(stream)) return CUBLAS_STATUS_INVALID_VALUE;
   if (sim::failure() != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
-  scheduler.enqueue(stream, [problem] {
+  scheduler.enqueue(stream, [problem, candidate] {
     require_device_memory(problem);
     sim::compute_matmul(problem);
+    if (const int64_t delay = delays_us[candidate])
+      std::this_thread::sleep_for(std::chrono::microseconds(delay));
   });
+  ++products[candidate];
   return CUBLAS_STATUS_SUCCESS;
 }
 
 }  // namespace
 
+namespace sim {
+
+void set_blas_delays(const std::array<std::chrono::microseconds, kBlasCandidates>& delays) {
+  for (int i = 0; i < kBlasCandidates; ++i) delays_us[i] = delays[i].count();
+}
+
+BlasRecord blas_record() {
+  BlasRecord record;
+  for (int i = 0; i < kBlasCandidates; ++i) record.products[i] = products[i];
+  record.multiprocessors = last_multiprocessors;
+  return record;
+}
+
+}  // namespace sim
+
 extern "C" {
+
+size_t cublasLtGetVersion() {
+  return 10000;  // 1.0.0, as the vendor counts
+}
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
   if (!handle) return CUBLAS_STATUS_INVALID_VALUE;
@@ -181,53 +235,6 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
 
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
   return handle ? destroy(handle) : CUBLAS_STATUS_NOT_INITIALIZED;
-}
-
-const char* cublasLtGetStatusName(cublasStatus_t status) {
-  switch (status) {
-    case CUBLAS_STATUS_SUCCESS:
-      return "CUBLAS_STATUS_SUCCESS";
-    case CUBLAS_STATUS_NOT_INITIALIZED:
-      return "CUBLAS_STATUS_NOT_INITIALIZED";
-    case CUBLAS_STATUS_ALLOC_FAILED:
-      return "CUBLAS_STATUS_ALLOC_FAILED";
-    case CUBLAS_STATUS_INVALID_VALUE:
-      return "CUBLAS_STATUS_INVALID_VALUE";
-    case CUBLAS_STATUS_ARCH_MISMATCH:
-      return "CUBLAS_STATUS_ARCH_MISMATCH";
-    case CUBLAS_STATUS_MAPPING_ERROR:
-      return "CUBLAS_STATUS_MAPPING_ERROR";
-    case CUBLAS_STATUS_EXECUTION_FAILED:
-      return "CUBLAS_STATUS_EXECUTION_FAILED";
-    case CUBLAS_STATUS_INTERNAL_ERROR:
-      return "CUBLAS_STATUS_INTERNAL_ERROR";
-    case CUBLAS_STATUS_NOT_SUPPORTED:
-      return "CUBLAS_STATUS_NOT_SUPPORTED";
-    case CUBLAS_STATUS_LICENSE_ERROR:
-      return "CUBLAS_STATUS_LICENSE_ERROR";
-  }
-  return "unknown cuBLAS status";
-}
-
-const char* cublasLtGetStatusString(cublasStatus_t status) {
-  switch (status) {
-    case CUBLAS_STATUS_SUCCESS:
-      return "success";
-    case CUBLAS_STATUS_NOT_INITIALIZED:
-      return "the library was not initialized";
-    case CUBLAS_STATUS_ALLOC_FAILED:
-      return "the resource allocation failed";
-    case CUBLAS_STATUS_INVALID_VALUE:
-      return "an unsupported value or parameter was passed to the function";
-    case CUBLAS_STATUS_EXECUTION_FAILED:
-      return "the function failed to launch on the GPU";
-    case CUBLAS_STATUS_INTERNAL_ERROR:
-      return "an internal operation failed";
-    case CUBLAS_STATUS_NOT_SUPPORTED:
-      return "the requested functionality is not supported";
-    default:
-      return cublasLtGetStatusName(status);
-  }
 }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
@@ -253,6 +260,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
       return set(desc->epilogue, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
       return set(desc->bias, value, bytes);
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
+      return set_multiprocessors(*desc, value, bytes);
     case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
       return set(desc->bias_type, value, bytes);
   }
@@ -317,9 +326,28 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     algorithm.alignment[i] = std::min(preference->alignment[i], 256u);
   }
   algorithm.shape_hash = shape_hash(*desc, layouts);
-  results[0] = {};
-  std::memcpy(results[0].algo.data, &algorithm, sizeof algorithm);
-  *returned = 1;
+  const bool split = preference->reduction_schemes & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+  *returned = std::min(requested, split ? sim::kBlasCandidates : 1);
+  for (int i = 0; i < *returned; ++i) {
+    algorithm.candidate = i;
+    results[i] = {};
+    std::memcpy(results[i].algo.data, &algorithm, sizeof algorithm);
+  }
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t* algo,
+                                       cublasLtMatmulHeuristicResult_t* result) {
+  if (!algo || !result) return CUBLAS_STATUS_INVALID_VALUE;
+  const Layouts layouts{a, b, c, d};
+  if (const cublasStatus_t status = validate(handle, desc, layouts)) return status;
+  if (!algorithm_for(*algo, *desc, layouts)) return CUBLAS_STATUS_INVALID_VALUE;
+  result->workspaceSize = 0;
+  result->state = CUBLAS_STATUS_SUCCESS;
+  result->wavesCount = 0;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -342,14 +370,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   if (workspace_bytes > 0 && (!workspace || !aligned(workspace, 256))) return CUBLAS_STATUS_INVALID_VALUE;
   const bool with_bias = desc->epilogue == CUBLASLT_EPILOGUE_BIAS;
   if (with_bias && !desc->bias) return CUBLAS_STATUS_INVALID_VALUE;
+  int candidate = 0;
   if (algo) {
-    Algorithm algorithm;
-    std::memcpy(&algorithm, algo->data, sizeof algorithm);
-    if (algorithm.magic != Algorithm::kMagic || algorithm.shape_hash != shape_hash(*desc, layouts))
-      return CUBLAS_STATUS_INVALID_VALUE;
+    const std::optional<Algorithm> algorithm = algorithm_for(*algo, *desc, layouts);
+    if (!algorithm) return CUBLAS_STATUS_INVALID_VALUE;
     const void* operands[4] = {A, B, scales[1] != 0 ? C : D, D};
     for (int i = 0; i < 4; ++i)
-      if (!aligned(operands[i], algorithm.alignment[i])) return CUBLAS_STATUS_NOT_SUPPORTED;
+      if (!aligned(operands[i], algorithm->alignment[i])) return CUBLAS_STATUS_NOT_SUPPORTED;
+    candidate = algorithm->candidate;
   }
   const sim::BlasProblem problem{matrix("A", A, *a),
                                  matrix("B", B, *b),
@@ -359,8 +387,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                                  desc->transpose_b != CUBLAS_OP_N,
                                  scales[0],
                                  scales[1],
-                                 with_bias ? desc->bias : nullptr};
-  return enqueue(problem, stream);
+                                 with_bias ? desc->bias : nullptr,
+                                 candidate + 1};
+  last_multiprocessors = desc->multiprocessors;
+  return enqueue(problem, candidate, stream);
 }
 
 }  // extern "C"

@@ -137,6 +137,22 @@ SIM_BLAS_ANNOUNCED void finish(const BlasProblem& p, const float* product) {
   }
 }
 
+/// d = op(a) · op(b) of packed operands.
+void multiply(const BlasProblem& p, const float* a, const float* b, float* d) {
+  const int64_t k = p.transpose_a ? p.a.rows : p.a.cols;
+  for (int part = 0; part < p.parts; ++part) {
+    const int64_t begin = k * part / p.parts, end = k * (part + 1) / p.parts;
+    if (begin == end && part + 1 < p.parts) continue;  // k is smaller than parts; the last is never empty
+    const float* a_part = a + begin * (p.transpose_a ? 1 : p.a.rows);
+    const float* b_part = b + begin * (p.transpose_b ? p.b.rows : 1);
+    // oneDNN is row-major: D transposed = op(B) transposed · op(A) transposed.
+    const dnnl_status_t status =
+        dnnl_sgemm(p.transpose_b ? 'T' : 'N', p.transpose_a ? 'T' : 'N', p.d.cols, p.d.rows, end - begin,
+                   1.0f, b_part, p.b.rows, a_part, p.a.rows, begin == 0 ? 0.0f : 1.0f, d, p.d.rows);
+    if (status != dnnl_success) throw std::runtime_error("oneDNN sgemm: status " + std::to_string(status));
+  }
+}
+
 }  // namespace
 
 void compute_matmul(const BlasProblem& p) {
@@ -158,11 +174,7 @@ void compute_matmul(const BlasProblem& p) {
 
   // One thread per product: oneDNN splits sums by the number of threads, and the streams are the parallelism.
   omp_set_num_threads(1);
-  // oneDNN is row-major: D transposed = op(B) transposed · op(A) transposed.
-  const int64_t k = p.transpose_a ? p.a.rows : p.a.cols;
-  const dnnl_status_t status = dnnl_sgemm(p.transpose_b ? 'T' : 'N', p.transpose_a ? 'T' : 'N', p.d.cols,
-                                          p.d.rows, k, 1.0f, b, p.b.rows, a, p.a.rows, 0.0f, d, p.d.rows);
-  if (status != dnnl_success) throw std::runtime_error("oneDNN sgemm: status " + std::to_string(status));
+  multiply(p, a, b, d);
 
   p.d.type == CUDA_R_16BF ? finish<uint16_t>(p, d) : finish<float>(p, d);
 }

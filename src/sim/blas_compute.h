@@ -20,6 +20,7 @@ struct BlasProblem {
   bool transpose_a, transpose_b;
   float alpha, beta;
   const void* bias;  ///< d.rows values of d's type, or null
+  int parts;         ///< k is added up in so many pieces, one after the other
 };
 
 constexpr int64_t blas_element_size(cudaDataType type) {

@@ -30,10 +30,10 @@ using WaitEdit = std::function<void(const shard::Schedule&, std::vector<std::vec
 
 class Trainer {
  public:
-  /// Plans, allocates and fills the initial values. Collective over the ranks of `bootstrap`, which outlives
-  /// this. Throws MemoryError with the table and the largest micro-batch that fits, before anything is
-  /// allocated, when the plan exceeds the device's free memory; InputError for model.init files that do not
-  /// fit the model.
+  /// Plans, allocates, chooses the products' algorithms (printed on rank 0, unless gemm.deterministic) and
+  /// fills the initial values. Collective over the ranks of `bootstrap`, which outlives this. Throws
+  /// MemoryError with the table and the largest micro-batch that fits, before anything is allocated, when the
+  /// plan exceeds the device's free memory; InputError for model.init files that do not fit the model.
   Trainer(const config::Config& config, comm::Bootstrap& bootstrap, const WaitEdit& edit_waits = {});
   ~Trainer();
 
@@ -58,15 +58,19 @@ class Trainer {
 
  private:
   void check_capacity(const config::Config& config) const;
+  void choose_algorithms(const config::Config& config, comm::Bootstrap& bootstrap);
   void fill_initial_values(const config::Config& config);
   void fill_from_file(const config::Config& config, const cuda::Stream& stream);
-  float* shard_address(ShardKind kind, int unit) const;
+  DType type_of(ShardKind kind) const;
+  std::byte* shard_address(ShardKind kind, int unit) const;
+  float* master(int unit) const;
 
   int rank_;
   shard::Layout layout_;
   TrainingProgram program_;
   shard::Schedule schedule_;
   shard::MemoryPlan plan_;
+  DType moment_type_;
   std::unique_ptr<comm::Communicator> gather_, reduce_;
   cuda::DeviceMemory arena_;
   std::unique_ptr<shard::Executor> executor_;

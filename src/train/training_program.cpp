@@ -26,9 +26,10 @@ void copy_to_host(float* host, const float* device, int64_t count, cudaStream_t 
 
 }  // namespace
 
-TrainingProgram::TrainingProgram(const config::Config& config, const shard::Layout& layout)
+TrainingProgram::TrainingProgram(const config::Config& config, const shard::Layout& layout, int rank)
     : config_(config),
       layout_(layout),
+      rank_(rank),
       transformer_(config.model,
                    {.batch = config.train.micro_batch,
                     .sequence = config.train.seq_len,
@@ -39,9 +40,12 @@ TrainingProgram::TrainingProgram(const config::Config& config, const shard::Layo
     buffers_.push_back({name, bytes, purpose});
     return static_cast<int>(buffers_.size()) - 1;
   };
-  int64_t largest_shard = 0;
-  for (const shard::UnitLayout& unit : layout_.units)
+  int64_t largest_shard = 0, elements = 0;
+  for (const shard::UnitLayout& unit : layout_.units) {
     largest_shard = std::max(largest_shard, unit.shard_elements);
+    first_element_.push_back(elements);
+    elements += unit.used_elements;
+  }
   workspace_ = add("cublas workspace", cuda::BlasLt::workspace_bytes(), Purpose::kWorkspace);
   norm_scratch_ = add("norm scratch", kernels::sum_scratch(largest_shard), Purpose::kScratch);
   stats_scratch_ = add("stats scratch", kernels::sum_scratch(static_cast<int64_t>(layout_.units.size())),
@@ -102,7 +106,7 @@ void TrainingProgram::compute(const shard::Operation& operation, const Operands&
 
 // The workspace has its address only once the plan is made, so the handle is made at the first use.
 cuda::BlasLt& TrainingProgram::blas(const Operands& operands) {
-  if (!blas_) blas_ = std::make_unique<cuda::BlasLt>(operands.buffers[workspace_]);
+  if (!blas_) blas_ = std::make_unique<cuda::BlasLt>(operands.buffers[workspace_], config_.gemm.sm_limit);
   return *blas_;
 }
 
@@ -157,6 +161,7 @@ void TrainingProgram::clip(const Operands& operands, cudaStream_t stream) const 
 
 void TrainingProgram::update(int unit, const Operands& operands, cudaStream_t stream) const {
   const config::Optimizer& optimizer = config_.train.optimizer;
+  const int64_t count = layout_.units[static_cast<size_t>(unit)].shard_elements;
   const bool copy = config_.precision.param != DType::kFp32;  // else the master is what gathers read
   kernels::adamw({.master = operands.master,
                   .moment1 = operands.moment1,
@@ -164,13 +169,16 @@ void TrainingProgram::update(int unit, const Operands& operands, cudaStream_t st
                   .parameter = copy ? operands.parameter_shard : nullptr,
                   .gradient = operands.gradient_shard,
                   .gradient_scale = operands.clip + 1,
-                  .count = layout_.units[static_cast<size_t>(unit)].shard_elements,
+                  .count = count,
                   .learning_rate = optimizer.lr,
                   .beta1 = optimizer.beta1,
                   .beta2 = optimizer.beta2,
                   .epsilon = optimizer.eps,
                   .weight_decay = optimizer.weight_decay,
-                  .step = step_ + 1},
+                  .step = step_ + 1,
+                  .moment_type = config_.precision.moments,
+                  .seed = static_cast<uint64_t>(config_.train.seed),
+                  .first_element = first_element_[static_cast<size_t>(unit)] + rank_ * count},
                  stream);
 }
 

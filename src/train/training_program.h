@@ -28,8 +28,8 @@ struct StepResult {
 
 class TrainingProgram : public shard::Program {
  public:
-  /// `layout` outlives this object.
-  TrainingProgram(const config::Config& config, const shard::Layout& layout);
+  /// `layout` outlives this object. `rank`: whose shards it updates; plans do not depend on it.
+  TrainingProgram(const config::Config& config, const shard::Layout& layout, int rank = 0);
 
   const std::vector<shard::BufferSpec>& buffers() const override { return buffers_; }
   shard::BufferUse uses(shard::OpKind kind, int unit) const override;
@@ -47,6 +47,8 @@ class TrainingProgram : public shard::Program {
   StepResult result(int64_t step) const;
 
   const model::Transformer& transformer() const { return transformer_; }
+  /// Knows the shapes of all products once a step has been enqueued, which also makes it.
+  cuda::BlasLt& blas() { return *blas_; }
 
  private:
   struct Slot {  // pinned memory of a step in flight
@@ -64,6 +66,8 @@ class TrainingProgram : public shard::Program {
 
   const config::Config config_;
   const shard::Layout& layout_;
+  const int rank_;
+  std::vector<int64_t> first_element_;  // by unit: where it lies in the model, whatever the world size
   model::Transformer transformer_;
   std::vector<shard::BufferSpec> buffers_;  // the transformer's, then the three below
   int workspace_ = -1, norm_scratch_ = -1, stats_scratch_ = -1;

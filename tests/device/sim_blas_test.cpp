@@ -1,4 +1,5 @@
-// What the cuBLASLt stand-in refuses: misuse that a GPU would answer with a crash, garbage or silence.
+// What the cuBLASLt stand-in refuses: misuse that a GPU would answer with a crash, garbage or silence. And
+// what only it can show: which candidate BlasLt takes when it is known which is the fastest.
 #include <cublasLt.h>
 #include <gtest/gtest.h>
 
@@ -9,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "cuda/check.h"
-#include "cuda/memory.h"
-#include "cuda/stream.h"
+#include "cuda/gemm_cache.h"
+#include "gemm_fixture.h"
+#include "sim/blas.h"
 #include "sim/control.h"
 
 namespace minillm::cuda {
@@ -128,6 +129,175 @@ TEST(SimBlas, RefusesPointersThatTheAlgorithmWasNotChosenFor) {
   p.layout(&p.lb, CUDA_R_32F, 2, 3, 7);  // another problem than the heuristic's
   EXPECT_EQ(p.run(&p.result.algo), CUBLAS_STATUS_INVALID_VALUE);
   p.stream.synchronize();
+}
+
+TEST(SimBlas, TheHeuristicOffersSplitSumsOnlyWhereAllowed) {
+  Problem p;
+  cublasLtMatmulHeuristicResult_t results[16];
+  const auto offered = [&](int most) {
+    int found = 0;
+    EXPECT_EQ(cublasLtMatmulAlgoGetHeuristic(p.handle, p.operation, p.la, p.lb, p.ld, p.ld, p.preference,
+                                             most, results, &found),
+              CUBLAS_STATUS_SUCCESS);
+    return found;
+  };
+  EXPECT_EQ(offered(16), sim::kBlasCandidates);
+  EXPECT_EQ(offered(2), 2);
+  const uint32_t none = CUBLASLT_REDUCTION_SCHEME_NONE;
+  ASSERT_EQ(cublasLtMatmulPreferenceSetAttribute(p.preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+                                                 &none, sizeof none),
+            CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(offered(16), 1);
+}
+
+TEST(SimBlas, ChecksThatAnAlgorithmFitsTheProblem) {
+  Problem p;
+  ASSERT_EQ(p.heuristic(), CUBLAS_STATUS_SUCCESS);
+  cublasLtMatmulHeuristicResult_t checked{};
+  const auto check_algorithm = [&](const cublasLtMatmulAlgo_t& algorithm) {
+    return cublasLtMatmulAlgoCheck(p.handle, p.operation, p.la, p.lb, p.ld, p.ld, &algorithm, &checked);
+  };
+  EXPECT_EQ(check_algorithm(p.result.algo), CUBLAS_STATUS_SUCCESS);
+  cublasLtMatmulAlgo_t damaged = p.result.algo;
+  damaged.data[0] ^= 1;
+  EXPECT_EQ(check_algorithm(damaged), CUBLAS_STATUS_INVALID_VALUE);
+  damaged = p.result.algo;
+  damaged.data[0] |= 0xffull << 32;  // a candidate that there is not
+  EXPECT_EQ(check_algorithm(damaged), CUBLAS_STATUS_INVALID_VALUE);
+  p.layout(&p.lb, CUDA_R_32F, 2, 3, 7);
+  EXPECT_EQ(check_algorithm(p.result.algo), CUBLAS_STATUS_INVALID_VALUE);
+}
+
+TEST(SimBlas, Trap24_RefusesATargetOfNoMultiprocessorsAndOfTooMany) {
+  Problem p;
+  ASSERT_EQ(p.heuristic(), CUBLAS_STATUS_SUCCESS);
+  const auto target = [&](int32_t count) {
+    return cublasLtMatmulDescSetAttribute(p.operation, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &count,
+                                          sizeof count);
+  };
+  int multiprocessors = 0;
+  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, 0));
+  for (const int32_t count : {0, -1, multiprocessors + 1})
+    EXPECT_EQ(target(count), CUBLAS_STATUS_INVALID_VALUE);
+  EXPECT_EQ(target(multiprocessors), CUBLAS_STATUS_SUCCESS);
+  EXPECT_EQ(p.run(&p.result.algo), CUBLAS_STATUS_INVALID_VALUE) << "chosen for another target";
+}
+
+/// One shape of which the candidates' bits differ, run by a BlasLt; and which candidate is the fastest.
+class FastestCandidate : public ::testing::Test {
+ protected:
+  explicit FastestCandidate(int64_t sm_limit = 0) : fixture_(sm_limit) { run(); }
+  ~FastestCandidate() override { sim::set_blas_delays({}); }
+
+  /// Far from each other, whatever else the machine does.
+  static void set_fastest(int candidate) {
+    std::array<std::chrono::microseconds, sim::kBlasCandidates> delays;
+    delays.fill(std::chrono::milliseconds(10));
+    delays[static_cast<size_t>(candidate)] = {};
+    sim::set_blas_delays(delays);
+  }
+  std::vector<std::byte> run() {
+    fixture_.blas().run(fixture_.gemm(case_, a_, b_, d_, d_, d_), fixture_.stream().get());
+    fixture_.stream().synchronize();
+    return d_.download();
+  }
+  const GemmKey& key() { return fixture_.blas().shapes().at(0); }
+  GemmChoice tune() {
+    return fixture_.blas().tune(key(), {scratch_.data(), static_cast<size_t>(scratch_.bytes())},
+                                fixture_.stream().get());
+  }
+  static std::array<int64_t, sim::kBlasCandidates> products() { return sim::blas_record().products; }
+
+  Case case_{24, 40, 300, DType::kFp32, DType::kFp32, false, true};
+  std::mt19937 random_{29};
+  Operand a_{case_.input, 24 * 300, 0, random_}, b_{case_.input, 300 * 40, 0, random_};
+  Operand d_{case_.output, 24 * 40, 0, random_};
+  DeviceMemory scratch_{BlasLt::workspace_bytes() + (4 << 20)};
+  Fixture fixture_;
+};
+
+TEST_F(FastestCandidate, IsChosenOnceAndUsed) {
+  const std::vector<std::byte> first = run();
+  set_fastest(2);
+  const GemmChoice choice = tune();
+  EXPECT_EQ(choice.candidate, 2);
+  EXPECT_EQ(choice.candidates, sim::kBlasCandidates);
+  EXPECT_GT(choice.first_seconds, 9e-3);
+  EXPECT_LT(choice.seconds, choice.first_seconds);
+  auto before = products();
+  EXPECT_NE(run(), first) << "the candidates' bits do not differ";
+  before[2] += 1;
+  EXPECT_EQ(products(), before);
+  set_fastest(1);
+  EXPECT_EQ(tune().candidate, 2);
+  EXPECT_EQ(products(), before) << "timed a second time";
+}
+
+TEST_F(FastestCandidate, DoesNotMatterWithoutTuning) {
+  set_fastest(2);
+  auto before = products();
+  run();
+  before[0] += 1;
+  EXPECT_EQ(products(), before);
+}
+
+TEST_F(FastestCandidate, OfAnotherRankGivesItsBits) {
+  set_fastest(1);
+  GemmCache cache;
+  choose_gemms(fixture_.blas(), cache, {scratch_.data(), static_cast<size_t>(scratch_.bytes())},
+               fixture_.stream().get(), [](const std::string&) {});
+  const std::vector<std::byte> bits = run();
+  set_fastest(2);  // here, but rank 0 found otherwise
+  Fixture other;
+  const auto run_other = [&] {
+    other.blas().run(other.gemm(case_, a_, b_, d_, d_, d_), other.stream().get());
+    other.stream().synchronize();
+    return d_.download();
+  };
+  EXPECT_NE(run_other(), bits);
+  adopt_gemms(other.blas(), parse_gemm_cache(to_json(cache), "rank 0"));
+  EXPECT_EQ(run_other(), bits);
+}
+
+TEST_F(FastestCandidate, IsTimedAgainWhenTheOneInTheFileIsRefused) {
+  set_fastest(1);
+  GemmCache cache;
+  cache[gemm_device()][key()] = {
+      .algorithm = {0xbad}, .candidate = 2, .candidates = 3, .seconds = 1, .first_seconds = 1};
+  std::vector<std::string> lines;
+  EXPECT_TRUE(choose_gemms(fixture_.blas(), cache, {scratch_.data(), static_cast<size_t>(scratch_.bytes())},
+                           fixture_.stream().get(), [&](const std::string& line) { lines.push_back(line); }));
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_NE(lines[0].find("gemm D[24,40]"), std::string::npos) << lines[0];
+  EXPECT_NE(lines[0].find("refused, cublasLtMatmulAlgoCheck: CUBLAS_STATUS_INVALID_VALUE"),
+            std::string::npos);
+  EXPECT_EQ(cache.at(gemm_device()).at(key()).candidate, 1);
+  GemmChoice bad;
+  bad.algorithm = {0xbad};
+  auto before = products();
+  EXPECT_TRUE(fixture_.blas().adopt(key(), bad));
+  run();
+  before[1] += 1;
+  EXPECT_EQ(products(), before) << "a refused algorithm replaced the choice";
+}
+
+class LimitedMultiprocessors : public FastestCandidate {
+ protected:
+  LimitedMultiprocessors() : FastestCandidate(3) {}
+};
+
+TEST_F(LimitedMultiprocessors, Trap24_AreWhatCublasIsToldAndPartOfTheShape) {
+  EXPECT_EQ(sim::blas_record().multiprocessors, 3);
+  EXPECT_EQ(key().sm_limit, 3);
+  tune();
+  run();
+  EXPECT_EQ(sim::blas_record().multiprocessors, 3);
+  for (const int64_t no_limit : {0, 16, 17}) {
+    Fixture other(no_limit);
+    other.blas().run(other.gemm(case_, a_, b_, d_, d_, d_), other.stream().get());
+    other.stream().synchronize();
+    EXPECT_EQ(sim::blas_record().multiprocessors, 0) << no_limit;
+  }
 }
 
 TEST(SimBlas, RefusesOverlappingOperands) {

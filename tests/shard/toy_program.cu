@@ -104,10 +104,12 @@ __global__ void clip_kernel(float* clip, const float* stats) {
 __global__ void update_kernel(Operands to, int64_t count, bool bf16) {
   const int64_t i = element();
   if (i >= count) return;
-  to.moment1[i] = wrap(to.moment1[i] + to.gradient_shard[i]);
-  to.moment2[i] = wrap(to.moment2[i] + to.gradient_shard[i] * to.clip[0]);
+  float* const moment1 = reinterpret_cast<float*>(to.moment1);
+  float* const moment2 = reinterpret_cast<float*>(to.moment2);
+  moment1[i] = wrap(moment1[i] + to.gradient_shard[i]);
+  moment2[i] = wrap(moment2[i] + to.gradient_shard[i] * to.clip[0]);
   const float master =
-      wrap(to.master[i] + to.gradient_shard[i] * to.clip[1] + to.moment1[i] + 2 * to.moment2[i]);
+      wrap(to.master[i] + to.gradient_shard[i] * to.clip[1] + moment1[i] + 2 * moment2[i]);
   to.master[i] = master;
   if (bf16) reinterpret_cast<__nv_bfloat16*>(to.parameter_shard)[i] = __float2bfloat16(master);
 }

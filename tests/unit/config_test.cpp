@@ -33,6 +33,9 @@ TEST(Config, EmptyObjectIsTheReference) {
   EXPECT_EQ(config.model.vocab_size, 32000);
   EXPECT_EQ(config.model.ffn_dim, 8192);  // 4 * dim
   EXPECT_EQ(config.precision.param, DType::kBf16);
+  EXPECT_TRUE(config.gemm.deterministic);  // equal runs, equal bits
+  EXPECT_EQ(config.gemm.cache, "");
+  EXPECT_EQ(config.gemm.sm_limit, 0);
 }
 
 TEST(Config, ReferenceFileIsTheDefaultsWithEveryKey) {
@@ -76,6 +79,8 @@ TEST(Config, EveryKeySurvivesPrintingAndParsing) {
   EXPECT_EQ(again.model.init, "weights.safetensors");
   EXPECT_EQ(again.precision.param, DType::kFp32);
   EXPECT_TRUE(again.model.causal);
+  EXPECT_FALSE(again.gemm.deterministic);
+  EXPECT_EQ(again.gemm.cache, config.gemm.cache);
 
   const std::string model = model_to_json(config.model);
   EXPECT_EQ(model.find('\n'), std::string::npos);
@@ -94,7 +99,7 @@ TEST(Config, DescriptionListsEveryKey) {
                  EXPECT_NE(text.find(meaning, at), std::string::npos) << path;
                  EXPECT_NE(text.find(allowed.wanted(), at), std::string::npos) << path;
                });
-  EXPECT_EQ(keys, 29);
+  EXPECT_EQ(keys, 33);
 }
 
 TEST(Config, UnknownKeysNameTheNearest) {
@@ -127,7 +132,7 @@ TEST(Config, IllTypedValuesNameKeyValueAndType) {
 TEST(Config, RangesAreCheckedNextToTheKey) {
   for (const char* key :
        {"model.vocab_size", "model.n_layers", "model.n_heads", "train.steps", "train.micro_batch",
-        "train.seq_len", "train.head_chunk", "parallel.gradient_slots"}) {
+        "train.seq_len", "parallel.gradient_slots"}) {
     expect_override_rejected(std::string(key) + "=0", {key, "0 (an integer)", "from 1 to"});
     expect_override_rejected(std::string(key) + "=-3", {key, "-3 (an integer)"});
     expect_override_rejected(std::string(key) + "=99999999999999999999", {key, "99999999999999999999"});
@@ -147,6 +152,7 @@ TEST(Config, RangesAreCheckedNextToTheKey) {
   expect_override_rejected("train.optimizer.eps=0", {"train.optimizer.eps", "1e-30"});
   expect_override_rejected("model.norm_eps=0", {"model.norm_eps", "1e-30"});
   expect_override_rejected("parallel.timeout_s=0", {"parallel.timeout_s", "at least 1"});
+  expect_override_rejected("gemm.sm_limit=-1", {"gemm.sm_limit", "-1 (an integer)", "from 0 to"});
   expect_override_rejected("data.source=web", {"data.source", "\"web\"", "\"random\" or \"text\""});
   expect_override_rejected("model.init=zeros", {"model.init", "\"zeros\"", "\"pytorch\"", ".safetensors"});
 }
@@ -161,6 +167,11 @@ TEST(Config, RulesBetweenKeysNameAllOfThem) {
       },
       {"model.dim (20)", "= 10", "multiple of 8"});
   expect_override_rejected("data.source=text", {"data.path", "empty"});
+  expect_override_rejected("gemm.cache=choices.json",
+                           {"gemm.cache (\"choices.json\")", "gemm.deterministic (true)", "=false"});
+  EXPECT_EQ(parse("{}", "c.json", {"gemm.cache=choices.json", "gemm.deterministic=false"}).gemm.cache,
+            "choices.json");
+  EXPECT_FALSE(with("gemm.deterministic=false").gemm.deterministic);
   expect_error<UsageError>(
       [] {
         parse("{}", "c.json", {"train.micro_batch=65536", "train.seq_len=32768"});

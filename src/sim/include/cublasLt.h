@@ -4,9 +4,13 @@
 // Computes D = alpha · op(A) · op(B) + beta · C + bias with fp32 accumulation, one matrix per call, scalars
 // on the host; inputs bf16 or fp32, outputs bf16 (of bf16 inputs) or fp32, the bias in D's type along D's
 // rows. Equal values give equal bits, whatever the thread, the stream and the alignment of the operands.
+// The heuristic offers up to three candidates, which add up k in one, two or three parts: their bits differ,
+// as a GPU's do. Those with parts are split-K, which the reduction schemes have to allow.
+//
 // Stricter than the vendor where it helps: a matmul whose pointers are less aligned than the heuristic was
-// told is CUBLAS_STATUS_NOT_SUPPORTED instead of a misaligned access. Anything outside the subset is
-// CUBLAS_STATUS_NOT_SUPPORTED, too.
+// told is CUBLAS_STATUS_NOT_SUPPORTED instead of a misaligned access; a target of 0 multiprocessors, or more
+// than there are, is CUBLAS_STATUS_INVALID_VALUE, and so is an algorithm chosen for another target. Anything
+// outside the subset is CUBLAS_STATUS_NOT_SUPPORTED, too.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -47,6 +51,7 @@ typedef enum {
   CUBLASLT_MATMUL_DESC_TRANSB = 4,
   CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
   CUBLASLT_MATMUL_DESC_BIAS_POINTER = 8,
+  CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15,
   CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26,
 } cublasLtMatmulDescAttributes_t;
 
@@ -78,6 +83,7 @@ typedef struct {
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* lightHandle);
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t lightHandle);
+size_t cublasLtGetVersion(void);
 const char* cublasLtGetStatusName(cublasStatus_t status);
 const char* cublasLtGetStatusString(cublasStatus_t status);
 
@@ -105,6 +111,12 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t lightHandle,
                                               cublasLtMatmulPreference_t preference, int requestedAlgoCount,
                                               cublasLtMatmulHeuristicResult_t heuristicResultsArray[],
                                               int* returnAlgoCount);
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t operationDesc,
+                                       cublasLtMatrixLayout_t Adesc, cublasLtMatrixLayout_t Bdesc,
+                                       cublasLtMatrixLayout_t Cdesc, cublasLtMatrixLayout_t Ddesc,
+                                       const cublasLtMatmulAlgo_t* algo,
+                                       cublasLtMatmulHeuristicResult_t* result);
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t computeDesc,
                               const void* alpha, const void* A, cublasLtMatrixLayout_t Adesc, const void* B,

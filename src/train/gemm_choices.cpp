@@ -1,0 +1,39 @@
+#include "train/gemm_choices.h"
+
+#include <cstdint>
+#include <iostream>
+#include <string>
+
+#include "cuda/gemm_cache.h"
+
+namespace minillm::train {
+namespace {
+
+/// Rank 0's text, on all ranks.
+std::string broadcast(std::string text, comm::Bootstrap& bootstrap) {
+  int64_t bytes = std::ssize(text);
+  bootstrap.broadcast(std::as_writable_bytes(std::span(&bytes, 1)));
+  text.resize(static_cast<size_t>(bytes));
+  bootstrap.broadcast(std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+}  // namespace
+
+void choose_gemms(cuda::BlasLt& blas, const config::Gemm& config, comm::Bootstrap& bootstrap,
+                  std::span<std::byte> scratch, cudaStream_t stream) {
+  std::string chosen;
+  if (bootstrap.rank() == 0) {
+    const auto print = [](const std::string& line) { std::cout << line << std::endl; };
+    cuda::GemmCache cache;
+    if (!config.cache.empty()) cache = cuda::read_gemm_cache(config.cache, print);
+    const bool timed = cuda::choose_gemms(blas, cache, scratch, stream, print);
+    if (timed && !config.cache.empty()) cuda::write_gemm_cache(config.cache, cache);
+    const cuda::GemmDevice device = cuda::gemm_device();
+    chosen = cuda::to_json({{device, cache[device]}});
+  }
+  chosen = broadcast(std::move(chosen), bootstrap);
+  if (bootstrap.rank() != 0) cuda::adopt_gemms(blas, cuda::parse_gemm_cache(chosen, "the choices of rank 0"));
+}
+
+}  // namespace minillm::train
