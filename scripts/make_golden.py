@@ -16,35 +16,25 @@ import argparse
 import json
 import math
 import struct
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from torch.func import functional_call
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "lib"))
+from minillm_torch import IGNORED, Model, empty_model  # noqa: E402
 
 STEPS, BATCH, SEQUENCE = 5, 12, 12  # 12 sequences: 1, 2, 3 and 4 ranks get equal shares
-IGNORED = -100  # F.cross_entropy's default ignore_index
 OPTIMIZER = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.01}
 
 
-@dataclass(frozen=True)
-class Model:
-    """The keys of the `model` object of a configuration file."""
-
-    vocab_size: int = 37
-    dim: int = 32
-    n_layers: int = 2
-    n_heads: int = 2
-    ffn_dim: int = 128
-    causal: bool = False
-    rope_theta: float = 0.0
-    final_norm: bool = False
-    norm_eps: float = 1.1920928955078125e-07
-
-
+TINY = {"vocab_size": 37, "dim": 32, "n_layers": 2, "n_heads": 2, "ffn_dim": 128}
 VARIANTS = {
-    "reference": Model(),
-    "llama": Model(causal=True, rope_theta=10000.0, final_norm=True),
+    "reference": Model(**TINY),
+    "llama": Model(**TINY, causal=True, rope_theta=10000.0, final_norm=True),
 }
 
 
@@ -90,44 +80,6 @@ def batches(model, generator, ignore):
     return tokens, targets
 
 
-def rotate(x, theta):
-    """Rotary position encoding of x [B, H, T, D]: element i is paired with element i + D/2. Angles in float64, the
-    rotation in fp32 or better, rounded once."""
-    T, D = x.shape[-2:]
-    frequency = theta ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
-    angle = torch.arange(T, dtype=torch.float64)[:, None] * frequency
-    wide = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = angle.cos().to(wide), angle.sin().to(wide)
-    a, b = x.to(wide).chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
-
-
-def attention(model, p, prefix, x):
-    B, T, C = x.shape
-    qkv = F.linear(x, p[prefix + "in_proj_weight"], p[prefix + "in_proj_bias"])
-    q, k, v = (part.view(B, T, model.n_heads, -1).transpose(1, 2) for part in qkv.chunk(3, dim=-1))
-    if model.rope_theta:
-        q, k = rotate(q, model.rope_theta), rotate(k, model.rope_theta)
-    y = F.scaled_dot_product_attention(q, k, v, is_causal=model.causal)
-    y = y.transpose(1, 2).reshape(B, T, C)
-    return F.linear(y, p[prefix + "out_proj.weight"], p[prefix + "out_proj.bias"])
-
-
-def logits_of(model, p, tokens):
-    def norm(x, name):
-        return F.rms_norm(x, (model.dim,), p[name], model.norm_eps)
-
-    x = F.embedding(tokens, p["embedding.weight"])
-    for i in range(model.n_layers):
-        layer = f"layers.{i}."
-        x = x + attention(model, p, layer + "attn.", norm(x, layer + "norm1.weight"))
-        hidden = F.silu(F.linear(norm(x, layer + "norm2.weight"), p[layer + "ffn.up.weight"]))
-        x = x + F.linear(hidden, p[layer + "ffn.down.weight"])
-    if model.final_norm:
-        x = norm(x, "final_norm.weight")
-    return F.linear(x, p["head.weight"])
-
-
 def loss_of(logits, targets):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
 
@@ -153,11 +105,12 @@ def train(model, initial, tokens, targets, master, compute):
         weight_decay=OPTIMIZER["weight_decay"],
         foreach=False,
     )
+    network = empty_model(model)
     losses, wide_losses, first_gradients = [], [], None
     for step in range(STEPS + 1):
         batch = step % STEPS
         weights = {name: value.detach().to(compute).requires_grad_() for name, value in parameters.items()}
-        logits = logits_of(model, weights, tokens[batch])
+        logits = functional_call(network, weights, (tokens[batch],))
         loss = loss_of(logits, targets[batch])
         losses.append(loss.item())
         wide_losses.append(loss_of(logits.detach().double(), targets[batch]).item())

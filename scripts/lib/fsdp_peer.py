@@ -1,0 +1,200 @@
+"""One rank of the peer: the reference MiniLLM under FSDP2, as PyTorch's users run it. compare_pytorch.py starts it:
+
+    fsdp_peer.py JOB.json RANK        writes <job.folder>/rank<RANK>.json
+
+A unit per layer and one for the rest, bf16 compute, fp32 gradient reduction, fused AdamW, cross-entropy over the global
+number of valid targets. Before the run rank 0 computes the loss and the gradient norm of the first step without FSDP;
+FSDP averages gradients, which gloo has been known not to do, and a wrong scale hides behind AdamW.
+"""
+
+import json
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from minillm_data import make_source, read_batch
+from minillm_torch import IGNORED, MiniLLM, Model
+from safetensors.torch import load_file
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+class Rank:
+    def __init__(self, job, rank):
+        self.job, self.rank, self.world = job, rank, job["world"]
+        self.config = job["config"]
+        self.cuda = job["device"] == "cuda"
+        self.device = torch.device("cuda", rank) if self.cuda else torch.device("cpu")
+        self.dtype = DTYPES[self.config["precision"]["param"]]
+        if self.cuda:
+            torch.cuda.set_device(self.device)
+        else:
+            torch.set_num_threads(job["threads"])
+        self.source = make_source(self.config)
+
+    def batch(self, step, rank):
+        arrays = read_batch(self.source, step, self.world, rank, self.config["train"]["micro_batch"])
+        return tuple(torch.from_numpy(array).to(self.device) for array in arrays)
+
+    def new_model(self):
+        keys = Model.__dataclass_fields__
+        model = Model(**{key: value for key, value in self.config["model"].items() if key in keys})
+        with torch.device("meta"):
+            network = MiniLLM(model)
+        network.load_state_dict(load_file(self.job["weights"], device=str(self.device)), assign=True)
+        return network.requires_grad_()
+
+    def log(self, text):
+        if self.rank == 0:
+            print(text, file=sys.stderr, flush=True)
+
+
+def loss_of(logits, targets, reduction="mean"):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
+
+
+def single_process_step(rank):
+    """(loss, gradient norm) of step 0 of all ranks' sequences, computed here, one rank's batch at a time. Weights and
+    activations are in the compute type, gradients are added in fp32: what FSDP is meant to do."""
+    model = rank.new_model()
+    masters = list(model.parameters())
+    compute = [p.detach().to(rank.dtype).requires_grad_() for p in masters]
+    names = [name for name, _ in model.named_parameters()]
+    gradients = [torch.zeros_like(p) for p in masters]
+    loss, valid = 0.0, 0
+    for r in range(rank.world):
+        tokens, targets = rank.batch(0, r)
+        logits = torch.func.functional_call(model, dict(zip(names, compute)), (tokens,))
+        part = loss_of(logits, targets, "sum")
+        exact = loss_of(logits.detach().float(), targets, "sum")  # a bf16 sum has three digits
+        for total, gradient in zip(gradients, torch.autograd.grad(part, compute)):
+            total += gradient
+        loss += exact.item()
+        valid += (targets != IGNORED).sum().item()
+    norm = torch.stack([g.double().norm() for g in gradients]).norm().item()
+    return loss / valid, norm / valid
+
+
+class Peer:
+    def __init__(self, rank):
+        self.rank, train = rank, rank.config["train"]
+        self.model = rank.new_model()
+        policy = MixedPrecisionPolicy(param_dtype=rank.dtype, reduce_dtype=torch.float32)
+        mesh = init_device_mesh(rank.job["device"], (rank.world,))
+        self.loss = loss_of
+        if rank.job["compile"]:
+            self.loss = torch.compile(loss_of)
+            for layer in self.model.layers:
+                layer.compile()
+        for layer in self.model.layers:
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(self.model, mesh=mesh, mp_policy=policy)
+        options = train["optimizer"]
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(),
+            lr=options["lr"],
+            betas=(options["beta1"], options["beta2"]),
+            eps=options["eps"],
+            weight_decay=options["weight_decay"],
+            fused=True,
+        )
+        self.clip = train["grad_clip"]
+
+        # Made before the clock runs, as a data loader would.
+        self.batches = [rank.batch(step, rank.rank) for step in range(rank.job["steps"])]
+
+    def step(self, number):
+        """(mean loss over all ranks, gradient norm or None): on the device, nothing waits for them."""
+        tokens, targets = self.batches[number]
+        mine = (targets != IGNORED).sum()
+        everyones = mine.clone()
+        dist.all_reduce(everyones)
+        # FSDP averages gradients over the ranks; with equal numbers of targets the weight is exactly 1.
+        loss = self.loss(self.model(tokens), targets) * (self.rank.world * mine / everyones)
+        loss.backward()
+        norm = None
+        if self.clip > 0 or number == 0:
+            largest = self.clip if self.clip > 0 else float("inf")
+            norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), largest)
+            norm = norm.full_tensor() if number == 0 else None
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        mean = loss.detach().float() / self.rank.world
+        dist.all_reduce(mean)
+        return mean, norm
+
+
+class Clock:
+    """The times at which the steps end on the device, without making the host wait on CUDA."""
+
+    def __init__(self, cuda):
+        self._cuda, self._marks = cuda, []
+
+    def mark(self):
+        if self._cuda:
+            self._marks.append(torch.cuda.Event(enable_timing=True))
+            self._marks[-1].record()
+        else:
+            self._marks.append(time.perf_counter())
+
+    def seconds(self):
+        pairs = list(zip(self._marks, self._marks[1:]))
+        if self._cuda:
+            torch.cuda.synchronize()
+            return [a.elapsed_time(b) / 1000 for a, b in pairs]
+        return [b - a for a, b in pairs]
+
+
+def train(rank):
+    peer = Peer(rank)
+    if rank.cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+    clock, losses, norms = Clock(rank.cuda), [], []
+    clock.mark()
+    for step in range(rank.job["steps"]):
+        loss, norm = peer.step(step)
+        clock.mark()
+        losses.append(loss)
+        norms.append(norm)
+        if not rank.cuda:
+            rank.log(f"  peer step {step} | loss {loss.item():.4f}")
+    result = {
+        "step_s": clock.seconds(),
+        "losses": [loss.item() for loss in losses],
+        "grad_norms": [None if norm is None else norm.item() for norm in norms],
+    }
+    if rank.cuda:
+        result["peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
+        result["peak_reserved_bytes"] = torch.cuda.max_memory_reserved()
+    return result
+
+
+def main():
+    job_path, number = sys.argv[1:]
+    job = json.loads(Path(job_path).read_text())
+    rank = Rank(job, int(number))
+    result = {}
+    if job["check_scale"] and rank.rank == 0:
+        result["single_process"] = dict(zip(("loss", "grad_norm"), single_process_step(rank)))
+    dist.init_process_group(
+        "nccl" if rank.cuda else "gloo",
+        init_method=f"file://{job['folder']}/rendezvous",
+        rank=rank.rank,
+        world_size=rank.world,
+        timeout=timedelta(seconds=job["timeout_s"]),
+    )
+    result |= train(rank)
+    Path(job["folder"], f"rank{rank.rank}.json").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
