@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kStatisticsThreads)
     attention_statistics_kernel(RowStatistics row, const T* dout, const T* out, const float* lse,
                                 AttentionLayout layout, int tiles) {
   constexpr int kRows = kStatisticsThreads / kLanes;
-  const BlockPosition at = block_position(layout.heads, tiles);
+  const BlockPosition at = block_position(static_cast<int>(blockIdx.x), layout.heads, tiles);
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int position = at.tile * kRows + static_cast<int>(threadIdx.x) / kLanes;
   float sum = 0;

@@ -94,7 +94,8 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
                 kGroups = D / kGroupColumns;
   Tiles<D>& tiles = *dynamic_shared<Tiles<D>>();
   const AttentionLayout& layout = a.layout;
-  BlockPosition at = block_position(kOwnsKeys ? layout.kv_heads : layout.heads, a.tiles);
+  BlockPosition at =
+      block_position(static_cast<int>(blockIdx.x), kOwnsKeys ? layout.kv_heads : layout.heads, a.tiles);
   if (!kOwnsKeys)
     at.tile = a.tiles - 1 - at.tile;  // with a causal mask: the longest work first, in both passes
   const int first_owned = at.tile * kTile<D>;

@@ -108,7 +108,8 @@ __global__ void __launch_bounds__(32 * kWarps<D>, D <= 64 ? 2 : 1)
   constexpr int kThreads = 32 * kWarps<D>, kTileRows = kStreamed<D>;
   auto& tiles = *dynamic_shared<Tiles<D>>();
   const AttentionLayout& layout = a.layout;
-  BlockPosition at = block_position(kOwnsKeys ? layout.kv_heads : layout.heads, a.tiles);
+  BlockPosition at =
+      block_position(static_cast<int>(blockIdx.x), kOwnsKeys ? layout.kv_heads : layout.heads, a.tiles);
   // With a causal mask the longest work starts first, in both passes.
   const int first_owned = (kOwnsKeys ? at.tile : a.tiles - 1 - at.tile) * kOwned<D>;
   const int warp_row = warp_index() * 16;
@@ -161,7 +162,11 @@ __global__ void __launch_bounds__(32 * kWarps<D>, D <= 64 ? 2 : 1)
     commit_copies();
 
     const Stage<D>& stage = tiles.stage[turn];
-    if (warp_exists) {
+    // Keys after all queries give nothing.
+    const int first_row = first_owned + warp_row;
+    const bool all_hidden =
+        layout.causal && (kOwnsKeys ? here.first + kTileRows <= first_row : here.first >= first_row + 16);
+    if (warp_exists && !all_hidden) {
       const auto load_owned = [&](int i) {
         return [&tiles, i, owned_lane](uint32_t(&fragment)[4], int, int k) {
           load_fragment<D>(fragment, tiles.owned[i], owned_lane, k);

@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kAttentionThreads, kAttentionBlocks)
   constexpr int kGroups = D / kGroupColumns;
   Tiles<D>& tiles = *dynamic_shared<Tiles<D>>();
   const AttentionLayout& layout = a.layout;
-  BlockPosition at = block_position(layout.heads, a.tiles);
+  BlockPosition at = block_position(static_cast<int>(blockIdx.x), layout.heads, a.tiles);
   at.tile = a.tiles - 1 - at.tile;  // with a causal mask the last queries take longest: they start first
   const int first_query = at.tile * kQueries;
   const int queries = min(kQueries, layout.sequence - first_query);

@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 1 && D <= 64 ? 3 : 2)
   constexpr int kQueries = 16 * kBlocks * kWarps;
   auto& tiles = *dynamic_shared<Tiles<D, kBlocks>>();
   const AttentionLayout& layout = a.layout;
-  BlockPosition at = block_position(layout.heads, a.tiles);
+  BlockPosition at = block_position(static_cast<int>(blockIdx.x), layout.heads, a.tiles);
   at.tile = a.tiles - 1 - at.tile;  // with a causal mask the last queries take longest: they start first
   const int first_query = at.tile * kQueries;
   const int end_query = min(first_query + kQueries, layout.sequence);
@@ -148,8 +148,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 1 && D <= 64 ? 3 : 2)
     copy_rows<D, kKeys<D>, kThreads>(tiles.value, value, first_key, layout.sequence, thread);
     commit_copies();
 
+    // Keys after all of the warp's queries give nothing.
+    const bool sees_keys = warp_exists && (!layout.causal || first_key < warp_query + 16 * kBlocks);
     Scores<D, kBlocks> score;
-    if (warp_exists) {
+    if (sees_keys) {
       const auto load_query = [&](uint32_t(&fragment)[4], int r, int k) {
         load_fragment<D>(fragment, tiles.query + 16 * r * D, query_lane, k);
       };
@@ -163,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 1 && D <= 64 ? 3 : 2)
       copy_rows<D, kKeys<D>, kThreads>(tiles.key, key, first_key - kKeys<D>, layout.sequence, thread);
     commit_copies();
 
-    if (warp_exists) {
+    if (sees_keys) {
       soften(score, rows, scale);
       uint32_t probability[kKeys<D> / 16][kBlocks][4];
       pack_fragments(probability, score);

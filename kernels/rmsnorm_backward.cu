@@ -5,6 +5,7 @@
 #include "core/checked.h"
 #include "kernels/device/column_sum.h"
 #include "kernels/device/launch.h"
+#include "kernels/device/ptx.h"
 #include "kernels/device/reduce.h"
 #include "kernels/device/resident_row.h"
 #include "kernels/device/row_offset.h"
@@ -188,6 +189,19 @@ __global__ void __launch_bounds__(kMaxShortThreads, 1)
 
 constexpr int kLongThreads = 1024, kLongSlots = 2;
 
+/// to[i] += product[i], or = for the `first` row; as wide as the partials, aligned as the tensors, allow.
+template <int N>
+__device__ void add_to_partial(float* to, const Floats<N>& product, bool first) {
+  constexpr int kWidth = N % 4 == 0 ? 4 : 1;
+#pragma unroll
+  for (int start = 0; start < N; start += kWidth) {
+    Floats<kWidth> sum = first ? Floats<kWidth>{} : load<kWidth>(to + start);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) sum[i] += product[start + i];
+    store(to + start, sum);
+  }
+}
+
 /// Longer rows: x and dy stay in registers and shared memory as far as they fit; the weight gradient is added
 /// in this block's row of partial sums, where no other thread touches this thread's columns.
 template <class T, int N>
@@ -211,9 +225,7 @@ __global__ void __launch_bounds__(kLongThreads, 1)
         const int column = pairs.vector(k) * N;
         const Pair<T, N> pair = pairs[k];
         const Floats<N> product = weight_gradient(pair.dy.floats(), pair.x.floats(), rstd);
-#pragma unroll
-        for (int i = 0; i < N; ++i)
-          partial[column + i] = row == range.first ? product[i] : partial[column + i] + product[i];
+        add_to_partial(partial + column, product, row == range.first);
         mine += dot(product, load<N>(weight + column));
       }
     });
@@ -231,7 +243,7 @@ __global__ void __launch_bounds__(kLongThreads, 1)
 #pragma unroll
           for (int i = 0; i < N; ++i) dx[i] += added[i];
         }
-        store(a.dx + offset + column, dx);
+        store_streaming(a.dx + offset + column, pack<T>(dx));  // a store that stays one access
       }
     });
   }

@@ -44,9 +44,6 @@ __device__ inline BlockPosition block_position(int block, int heads, int tiles) 
   const int sequence = block / tiles;
   return {sequence / heads, sequence % heads, block % tiles};
 }
-__device__ inline BlockPosition block_position(int heads, int tiles) {
-  return block_position(static_cast<int>(blockIdx.x), heads, tiles);
-}
 inline unsigned attention_blocks(const AttentionLayout& layout, int heads, int tiles) {
   return static_cast<unsigned>(narrow<int32_t>(layout.batch * heads * tiles));
 }

@@ -69,7 +69,6 @@ __device__ inline void load_fragment(uint32_t (&fragment)[4], const Bf16* tile, 
 template <int D, int kColumns, int kBlocks, class Load>
 __device__ inline void product_with_rows(float (&product)[kBlocks][kColumns / 8][4], const Load& load,
                                          const Bf16* tile, int lane) {
-  constexpr float kZero[4] = {};
 #pragma unroll
   for (int k = 0; k < D / 16; ++k) {
     uint32_t a[kBlocks][4];
@@ -79,16 +78,7 @@ __device__ inline void product_with_rows(float (&product)[kBlocks][kColumns / 8]
     for (int j = 0; j < kColumns; j += 16) {
       uint32_t b[4];
       load_matrices<4>(b, tile + (lane ^ k * 16) + j * D);
-#pragma unroll
-      for (int r = 0; r < kBlocks; ++r)
-#pragma unroll
-        for (int n = 0; n < 2; ++n) {
-          auto& d = product[r][j / 8 + n];
-          if (k == 0)
-            multiply_add(d, a[r], b[2 * n], b[2 * n + 1], kZero);
-          else
-            multiply_add(d, a[r], b[2 * n], b[2 * n + 1]);
-        }
+      multiply_add(product, j / 8, a, b, k == 0);
     }
   }
 }
@@ -105,11 +95,7 @@ __device__ inline void add_product_with_columns(float (&sum)[kBlocks][D / 8][4],
     for (int k = 0; k < kSteps; ++k) {
       uint32_t b[4];
       load_matrices<4, true>(b, tile + k * 16 * D + (lane ^ j));
-#pragma unroll
-      for (int r = 0; r < kBlocks; ++r) {
-        multiply_add(sum[r][j / 8], a[k][r], b[0], b[1]);
-        multiply_add(sum[r][j / 8 + 1], a[k][r], b[2], b[3]);
-      }
+      multiply_add(sum, j / 8, a[k], b, false);
     }
   }
 }

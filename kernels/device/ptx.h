@@ -73,35 +73,39 @@ __device__ inline void load_matrices(uint32_t (&fragment)[kMatrices], const void
 }
 
 #if !defined(__CUDACC__)
-/// The product of the fragments that 32 lanes hold of A and B, as fragments.
-SIM_INVISIBLE inline void multiply_fragments(const uint32_t (*operands)[sim::kOperands],
-                                             float (*results)[sim::kResults]) {
-  float a[16][16], b[16][8], d[16][8];
+/// What kBlocks fragments of A times kTiles fragments of B give, of the 32 lanes that hold them.
+template <int kBlocks, int kTiles>
+SIM_INVISIBLE void multiply_fragments(const uint32_t (*operands)[sim::kMostOperands],
+                                      float (*results)[sim::kMostResults]) {
+  constexpr int kRows = 16 * kBlocks, kColumns = 8 * kTiles;
+  using Four = float __attribute__((vector_size(16), may_alias));  // g++ does not find the vectors by itself
+  alignas(16) float a[kRows][16], b[16][kColumns], d[kRows][kColumns];
   for (int lane = 0; lane < 32; ++lane) {
     const int group = lane / 4, pair = lane % 4 * 2;
-    for (int half = 0; half < 2; ++half) {  // of a register
-      const auto value = [&](int word) {
-        return __builtin_bit_cast(float, operands[lane][word] >> 16 * half << 16);
-      };
-      a[group][pair + half] = value(0);
-      a[group + 8][pair + half] = value(1);
-      a[group][pair + 8 + half] = value(2);
-      a[group + 8][pair + 8 + half] = value(3);
-      b[pair + half][group] = value(4);
-      b[pair + 8 + half][group] = value(5);
+    const uint32_t* word = operands[lane];
+    for (int i = 0; i < 4 * kBlocks; ++i, ++word) {
+      float* const row = &a[i / 4 * 16 + i % 2 * 8 + group][i % 4 / 2 * 8 + pair];
+      row[0] = __builtin_bit_cast(float, *word << 16);
+      row[1] = __builtin_bit_cast(float, *word & 0xffff0000u);
+    }
+    for (int i = 0; i < 2 * kTiles; ++i, ++word) {
+      const int k = i % 2 * 8 + pair, column = i / 2 * 8 + group;
+      b[k][column] = __builtin_bit_cast(float, *word << 16);
+      b[k + 1][column] = __builtin_bit_cast(float, *word & 0xffff0000u);
     }
   }
-  for (int i = 0; i < 16; ++i) {
-    for (int j = 0; j < 8; ++j) d[i][j] = 0;
+  for (int i = 0; i < kRows; ++i) {
+    Four sum[kColumns / 4] = {};
     for (int k = 0; k < 16; ++k)
-      for (int j = 0; j < 8; ++j) d[i][j] += a[i][k] * b[k][j];
+      for (int j = 0; j < kColumns / 4; ++j) sum[j] += a[i][k] * reinterpret_cast<const Four*>(b[k])[j];
+    for (int j = 0; j < kColumns / 4; ++j) reinterpret_cast<Four*>(d[i])[j] = sum[j];
   }
   for (int lane = 0; lane < 32; ++lane) {
     const int group = lane / 4, pair = lane % 4 * 2;
-    for (int half = 0; half < 2; ++half) {
-      results[lane][half] = d[group][pair + half];
-      results[lane][2 + half] = d[group + 8][pair + half];
-    }
+    float* to = results[lane];
+    for (int r = 0; r < kBlocks; ++r)
+      for (int n = 0; n < kTiles; ++n)
+        for (int i = 0; i < 4; ++i) *to++ = d[16 * r + i / 2 * 8 + group][8 * n + pair + i % 2];
   }
 }
 #endif
@@ -123,16 +127,40 @@ __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]),
         "f"(c[3]));
 #else
-  const uint32_t operands[sim::kOperands] = {a[0], a[1], a[2], a[3], b0, b1};
-  float product[sim::kResults];
-  sim::warp_compute("mma.sync", multiply_fragments, operands, product);
+  const uint32_t operands[] = {a[0], a[1], a[2], a[3], b0, b1};
+  float product[4];
+  sim::warp_compute("mma.sync", multiply_fragments<1, 1>, operands, product);
   for (int i = 0; i < 4; ++i) d[i] = c[i] + product[i];
 #endif
 }
 
-/// d += A · B.
-__device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
-  multiply_add(d, a, b0, b1, d);
+/// d[r][j] and d[r][j + 1], for each r, = A_r · B + what they are unless `first`: as many mma as there are
+/// results, B being [16, 16] as two fragments side by side. The simulated device does it at one meeting of
+/// the warp.
+template <int kBlocks, int kTiles>
+__device__ inline void multiply_add(float (&d)[kBlocks][kTiles][4], int j, const uint32_t (&a)[kBlocks][4],
+                                    const uint32_t (&b)[4], bool first) {
+  constexpr float kZero[4] = {};
+#if defined(__CUDACC__)
+#pragma unroll
+  for (int r = 0; r < kBlocks; ++r)
+#pragma unroll
+    for (int n = 0; n < 2; ++n)
+      if (first)
+        multiply_add(d[r][j + n], a[r], b[2 * n], b[2 * n + 1], kZero);
+      else
+        multiply_add(d[r][j + n], a[r], b[2 * n], b[2 * n + 1], d[r][j + n]);
+#else
+  uint32_t operands[4 * kBlocks + 4];
+  std::memcpy(operands, a, sizeof a);
+  std::memcpy(operands + 4 * kBlocks, b, sizeof b);
+  float product[8 * kBlocks];
+  sim::warp_compute("mma.sync", multiply_fragments<kBlocks, 2>, operands, product);
+  for (int r = 0; r < kBlocks; ++r)
+    for (int n = 0; n < 2; ++n)
+      for (int i = 0; i < 4; ++i)
+        d[r][j + n][i] = (first ? kZero[i] : d[r][j + n][i]) + product[8 * r + 4 * n + i];
+#endif
 }
 
 /// `low` and `high` rounded to bf16 in the halves of a register.
@@ -168,7 +196,7 @@ __device__ inline void copy_async(void* shared, const void* global, bool exists)
                  "r"(exists ? kBytes : 0)
                  : "memory");
 #else
-  sim::async_copy(shared, global, kBytes, exists ? kBytes : 0);
+  sim::async_copy(shared, global, kBytes, exists);
 #endif
 }
 

@@ -52,7 +52,10 @@ missing_packages() {
         )
         has_header mpicxx mpi.h || echo libopenmpi-dev
         ;;
-      lint) command_of+=([clang-format]=clang-format [clang-tidy]=clang-tidy) ;;
+      lint)
+        command_of+=([clang-format]=clang-format [clang-tidy]=clang-tidy [python3]=python3)
+        python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
+        ;;
       *) die "missing_packages: no group '$group'" ;;
     esac
   done

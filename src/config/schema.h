@@ -112,18 +112,14 @@ void for_each_key(ConfigT&& config, Key&& key) {
   auto& gemm = config.gemm;
   key("gemm.deterministic", gemm.deterministic, Boolean{},
       "matrix products use cuBLASLt's first candidate, so that equal runs give equal bits; false: rank 0 "
-      "times up "
-      "to 16 candidates per shape before the first step and all ranks use the fastest, which may be another "
-      "one in "
-      "the next run unless gemm.cache keeps it");
+      "times up to 16 candidates per shape before the first step and all ranks use the fastest, which may be "
+      "another one in the next run unless gemm.cache keeps it");
   key("gemm.cache", gemm.cache, Text{"a string: a file"},
       "JSON file that timed choices are read from and added to, which makes runs repeatable on equal GPUs, "
-      "drivers "
-      "and cuBLASLt; needs gemm.deterministic false; empty: choices are made anew in every run");
+      "drivers and cuBLASLt; needs gemm.deterministic false; empty: choices are made anew in every run");
   key("gemm.sm_limit", gemm.sm_limit, Integer{0, 1 << 16},
       "multiprocessors that matrix products are planned for, to leave the others to collectives; 0 or more "
-      "than "
-      "there are: all");
+      "than there are: all");
 
   key("data.source", config.data.source, Text{"\"random\" or \"text\"", is_source},
       "random tokens and targets, or the bytes of files");

@@ -5,11 +5,9 @@
 // In training the operands of a product come from device memory. So each run takes the next set, and before
 // the first of a candidate's runs as much as twice the L2 cache is written elsewhere.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <random>
 #include <span>
 #include <vector>
 
@@ -17,7 +15,7 @@
 #include "core/error.h"
 #include "cuda/check.h"
 #include "cuda/gemm_plan.h"
-#include "cuda/stream.h"
+#include "cuda/timing.h"
 
 namespace minillm::cuda {
 namespace {
@@ -47,57 +45,30 @@ struct OperandSet {
   }
 };
 
-/// bf16 numbers in ±[1/256, 1), of which any two in a row make an fp32 number of that size. A GPU's clock,
-/// and so the time of a product, depends on how many bits its operands flip: zeros would be the wrong thing
-/// to measure.
-const std::vector<uint16_t>& pattern() {
-  static const std::vector<uint16_t> values = [] {
-    std::vector<uint16_t> random(1 << 19);
-    std::mt19937 generator(1);
-    for (uint16_t& value : random) {
-      const uint32_t word = generator();
-      const uint32_t sign = word >> 31, exponent = 126 - (word >> 8 & 7), mantissa = word & 127;
-      value = static_cast<uint16_t>(sign << 15 | exponent << 7 | mantissa);
-    }
-    return random;
-  }();
-  return values;
-}
-
 class CandidateTimer {
  public:
   CandidateTimer(GemmPlan& plan, const GemmKey& key, std::span<std::byte> scratch, cudaStream_t stream)
       : plan_(plan), key_(key), set_(key), workspace_(scratch.data()), stream_(stream) {
-    int device = 0, l2_bytes = 0;
-    check(cudaGetDevice(&device));
-    check(cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device));
-    const int64_t twice_l2 = 2 * int64_t{l2_bytes};
     const int64_t room = std::ssize(scratch) - BlasLt::workspace_bytes();
-    count_ = std::min({int64_t{kRuns}, ceil_div(twice_l2, set_.bytes) + 1, room / set_.bytes});
+    count_ = cold_sets(set_.bytes, kRuns, room);
     sets_ = workspace_ + BlasLt::workspace_bytes();
     flush_ = sets_ + count_ * set_.bytes;
-    flush_bytes_ = std::min(twice_l2, room - count_ * set_.bytes);
-    for (int i = 0; i < 2 * kRuns; ++i) events_.emplace_back(EventTiming::kEnabled);
+    flush_bytes_ = std::min(2 * l2_cache_bytes(), room - count_ * set_.bytes);
   }
 
   /// The median; infinite when the algorithm cannot be launched after all.
   double seconds(const cublasLtMatmulAlgo_t& algorithm) {
     // Also gives the host a lead: events are then reached by the device one right after the other.
-    fill_sets();
+    fill_with_numbers({sets_, static_cast<size_t>(count_ * set_.bytes)}, stream_);
     if (flush_bytes_ > 0) check(cudaMemsetAsync(flush_, 0, static_cast<size_t>(flush_bytes_), stream_));
-    for (int run = 0; run < kRuns; ++run) {
-      events_[2 * run].record(stream_);
-      const cublasStatus_t status = plan_.launch(algorithm, operands(run % count_), workspace_, stream_);
-      if (status != CUBLAS_STATUS_SUCCESS) return std::numeric_limits<double>::infinity();
-      events_[2 * run + 1].record(stream_);
-    }
-    check(cudaStreamSynchronize(stream_));
-    std::array<float, kTimedRuns> milliseconds;
-    for (int run = 1; run < kRuns; ++run)
-      check(cudaEventElapsedTime(&milliseconds[run - 1], events_[2 * run].get(), events_[2 * run + 1].get()));
-    std::ranges::nth_element(milliseconds, milliseconds.begin() + kTimedRuns / 2);
-    // Never 0, which a clock of coarse ticks may say: speeds are computed from it.
-    return std::max(static_cast<double>(milliseconds[kTimedRuns / 2]), 1e-6) * 1e-3;
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    const auto launch = [&](int run) {
+      if (status == CUBLAS_STATUS_SUCCESS)
+        status = plan_.launch(algorithm, operands(run % count_), workspace_, stream_);
+    };
+    const std::vector<double> seconds = time_runs(kRuns, launch, stream_);
+    if (status != CUBLAS_STATUS_SUCCESS) return std::numeric_limits<double>::infinity();
+    return median({seconds.begin() + 1, seconds.end()});
   }
 
  private:
@@ -114,19 +85,6 @@ class CandidateTimer {
     return g;
   }
 
-  void fill_sets() {
-    const int64_t bytes = count_ * set_.bytes;
-    int64_t filled = std::min(bytes, std::ssize(pattern()) * size_of(DType::kBf16));
-    check(cudaMemcpyAsync(sets_, pattern().data(), static_cast<size_t>(filled), cudaMemcpyHostToDevice,
-                          stream_));
-    while (filled < bytes) {
-      const int64_t more = std::min(filled, bytes - filled);
-      check(cudaMemcpyAsync(sets_ + filled, sets_, static_cast<size_t>(more), cudaMemcpyDeviceToDevice,
-                            stream_));
-      filled += more;
-    }
-  }
-
   GemmPlan& plan_;
   const GemmKey& key_;
   OperandSet set_;
@@ -134,7 +92,6 @@ class CandidateTimer {
   cudaStream_t stream_;
   std::byte *sets_ = nullptr, *flush_ = nullptr;
   int64_t count_ = 0, flush_bytes_ = 0;
-  std::vector<Event> events_;
 };
 
 }  // namespace

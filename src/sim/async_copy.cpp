@@ -1,6 +1,7 @@
 #include "sim/async_copy.h"
 
 #include <cstdio>
+#include <string>
 
 #include "sim/sanitizer.h"
 #include "sim/simt_errors.h"
@@ -21,55 +22,33 @@ bool at_issue(const Order& order, uint64_t number) {
 
 }  // namespace
 
-AsyncCopies::~AsyncCopies() {
-  if (fiber_ != nullptr) tsan_destroy_fiber(fiber_);
+void AsyncCopies::announce(const Copy& copy) {
+  if (copy.exists) announce_read(copy.from, copy.bytes);
+  announce_write(copy.to, copy.bytes);
 }
 
-/// By words, and volatile: a call of memcpy would count as an access of the CUDA thread.
+/// Volatile words: not announced twice, and no call of memcpy, which would be.
 SIM_INVISIBLE void AsyncCopies::move(const Copy& copy) {
   auto* to = static_cast<volatile uint32_t*>(copy.to);
   const auto* from = static_cast<const volatile uint32_t*>(copy.from);
-  for (size_t i = 0; i < copy.bytes / 4; ++i) to[i] = i < copy.source_bytes / 4 ? from[i] : 0;
+  for (size_t i = 0; i < copy.bytes / 4; ++i) to[i] = copy.exists ? from[i] : 0;
 }
 
-/// As ThreadSanitizer's other thread: reads and writes of a copy, after what the issuing thread did before.
-SIM_INVISIBLE void AsyncCopies::announce(const Copy& copy) {
-  if (fiber_ == nullptr) fiber_ = tsan_create_fiber();
-  tsan_release(&issue_key_);
-  void* const self = tsan_current_fiber();
-  tsan_switch_to(fiber_);
-  tsan_acquire(&issue_key_);
-  if (copy.source_bytes > 0) announce_read(copy.from, copy.source_bytes);
-  announce_write(copy.to, copy.bytes);
-  tsan_switch_to(self);
-}
-
-/// The copies of the open group are before whoever waits for it.
-SIM_INVISIBLE void AsyncCopies::announce_end() {
-  if (fiber_ == nullptr) return;
-  void* const self = tsan_current_fiber();
-  tsan_switch_to(fiber_);
-  tsan_release(&group_keys_[group_ % kGroups]);
-  tsan_switch_to(self);
-}
-
-void AsyncCopies::issue(void* to, const void* from, size_t bytes, size_t source_bytes, const Order& order) {
-  if (reinterpret_cast<uintptr_t>(to) % bytes != 0 || reinterpret_cast<uintptr_t>(from) % bytes != 0)
+void AsyncCopies::issue(void* to, const void* from, size_t bytes, bool exists, const Order& order) {
+  if (reinterpret_cast<uintptr_t>(to) % bytes != 0 ||
+      (exists && reinterpret_cast<uintptr_t>(from) % bytes != 0))
     fail("cp.async: copies of " + std::to_string(bytes) + " bytes from " + address(from) + " to " +
          address(to) + ": both must be aligned to the size");
-  const Copy copy{to, from, bytes, source_bytes, group_};
-  if constexpr (kThreadSanitizer) announce(copy);
-  if (at_issue(order, issued_++))
-    move(copy);
-  else
-    late_.push_back(copy);
+  const Copy copy{to, from, bytes, exists, at_issue(order, issued_++), group_};
+  announce(copy);
+  if (copy.moved) move(copy);
+  under_way_.push_back(copy);
 }
 
 void AsyncCopies::commit() {
   if (group_ - joined_ == kGroups)
     fail("cp.async.commit_group: " + std::to_string(kGroups) +
          " groups are under way, the most there can be");
-  if constexpr (kThreadSanitizer) announce_end();
   ++group_;
 }
 
@@ -78,17 +57,19 @@ void AsyncCopies::wait(unsigned pending) {
 }
 
 void AsyncCopies::join(uint64_t end) {
-  for (; joined_ < end; ++joined_) tsan_acquire(&group_keys_[joined_ % kGroups]);
-  size_t moved = 0;
-  while (moved < late_.size() && late_[moved].group < end) move(late_[moved++]);
-  late_.erase(late_.begin(), late_.begin() + static_cast<std::ptrdiff_t>(moved));
+  if (end > joined_) joined_ = end;
+  size_t done = 0;
+  for (; done < under_way_.size() && under_way_[done].group < end; ++done) {
+    const Copy& copy = under_way_[done];
+    announce(copy);
+    if (!copy.moved) move(copy);
+  }
+  under_way_.erase(under_way_.begin(), under_way_.begin() + static_cast<std::ptrdiff_t>(done));
 }
 
 void AsyncCopies::finish() {
-  for (const Copy& copy : late_) move(copy);
-  late_.clear();
-  issued_ = 0;
-  joined_ = group_;
+  join(group_ + 1);
+  joined_ = group_ = issued_ = 0;
 }
 
 }  // namespace sim

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <span>
 
 #include "sim/driver_types.h"
 #include "sim/sanitizer.h"
@@ -57,15 +58,15 @@ uint32_t active_lanes();
 const uint64_t* lane_values(const char* name, uint64_t value);
 /// The row of a matrix at the address that a lane gave; misaligned to 16 bytes it is an error.
 const std::byte* matrix_row(uint64_t address);
-/// Runs `compute` once for the warp: kOperands words and kResults floats per lane, in lane order. The calls
-/// of a warp name the same function.
-inline constexpr int kOperands = 6, kResults = 4;
-using WarpFunction = void (*)(const uint32_t (*operands)[kOperands], float (*results)[kResults]);
-void warp_compute(const char* name, WarpFunction compute, const uint32_t (&operands)[kOperands],
-                  float (&results)[kResults]);
+/// Runs `compute` once for the warp, on the words that each lane brings and the floats that each gets, in
+/// lane order. The calls of a warp name the same function and counts.
+inline constexpr int kMostOperands = 12, kMostResults = 16;
+using WarpFunction = void (*)(const uint32_t (*operands)[kMostOperands], float (*results)[kMostResults]);
+void warp_compute(const char* name, WarpFunction compute, std::span<const uint32_t> operands,
+                  std::span<float> results);
 
 /// cp.async and its groups, of the calling thread: see async_copy.h.
-void async_copy(void* to, const void* from, size_t bytes, size_t source_bytes);
+void async_copy(void* to, const void* from, size_t bytes, bool exists);
 void async_commit();
 void async_wait(unsigned pending);
 

@@ -302,14 +302,15 @@ SIM_INVISIBLE const uint64_t* Worker::meet(Thread& self, const char* operation, 
 
 /// Operands need no second buffer: none of the lanes can bring new ones before the last has computed.
 SIM_INVISIBLE void Worker::compute(Thread& self, const char* operation, WarpFunction function,
-                                   const uint32_t (&operands)[kOperands], float (&results)[kResults]) {
+                                   const uint32_t* operands, size_t operand_count, float* results,
+                                   size_t result_count) {
   constexpr uint32_t kAll = ~uint32_t{0};
   const unsigned lane = self.rank % 32;
   Meeting& meeting = find_meeting(self, operation, kAll);
   const uint32_t epoch = meeting.epoch;
   if (meeting.arrived == 0) meeting.operation = operation;
   if (meeting.operation != operation) fail_meeting(operation, meeting.operation);
-  for (int i = 0; i < kOperands; ++i) meeting.operands[lane][i] = operands[i];
+  for (size_t i = 0; i < operand_count; ++i) meeting.operands[lane][i] = operands[i];
   meeting.arrived |= uint32_t{1} << lane;
   if (meeting.arrived == kAll) {
     function(meeting.operands, meeting.results[epoch & 1]);
@@ -318,7 +319,8 @@ SIM_INVISIBLE void Worker::compute(Thread& self, const char* operation, WarpFunc
   } else {
     wait(self, &meeting.epoch, epoch, operation);
   }
-  for (int i = 0; i < kResults; ++i) results[i] = meeting.results[epoch & 1][lane][i];
+  const float* const own = meeting.results[epoch & 1][lane];
+  for (size_t i = 0; i < result_count; ++i) results[i] = own[i];
 }
 
 SIM_INVISIBLE uint32_t Worker::active_lanes(const Thread& self) const {
@@ -365,12 +367,13 @@ const std::byte* matrix_row(uint64_t address) {
     fail("ldmatrix: row address " + std::to_string(address) + " is not a multiple of 16");
   return reinterpret_cast<const std::byte*>(address);
 }
-SIM_FLAT void warp_compute(const char* name, WarpFunction compute, const uint32_t (&operands)[kOperands],
-                           float (&results)[kResults]) {
-  current->worker->compute(*current, name, compute, operands, results);
+SIM_FLAT void warp_compute(const char* name, WarpFunction compute, std::span<const uint32_t> operands,
+                           std::span<float> results) {
+  current->worker->compute(*current, name, compute, operands.data(), operands.size(), results.data(),
+                           results.size());
 }
-void async_copy(void* to, const void* from, size_t bytes, size_t source_bytes) {
-  current->copies.issue(to, from, bytes, source_bytes, current->worker->order());
+void async_copy(void* to, const void* from, size_t bytes, bool exists) {
+  current->copies.issue(to, from, bytes, exists, current->worker->order());
 }
 void async_commit() {
   current->copies.commit();

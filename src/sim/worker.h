@@ -63,8 +63,8 @@ struct Meeting {
   uint32_t epoch = 0;
   const char* operation = nullptr;
   uint64_t values[2][32];
-  uint32_t operands[32][kOperands];
-  float results[2][32][kResults];
+  uint32_t operands[32][kMostOperands];
+  float results[2][32][kMostResults];
   char keys[2];
   Meeting* next = nullptr;
 };
@@ -95,8 +95,8 @@ class Worker {
   const uint64_t* meet(Thread& self, const char* operation, uint32_t mask, uint64_t value,
                        bool orders_memory);
   /// As simt.h's warp_compute: the lane that arrives last computes for all.
-  void compute(Thread& self, const char* operation, WarpFunction function,
-               const uint32_t (&operands)[kOperands], float (&results)[kResults]);
+  void compute(Thread& self, const char* operation, WarpFunction function, const uint32_t* operands,
+               size_t operand_count, float* results, size_t result_count);
   uint32_t active_lanes(const Thread& self) const;
   const Order& order() const { return kernel_->order; }
   void* static_shared(SharedSlot& slot, size_t bytes);

@@ -28,23 +28,6 @@ int64_t planned_bytes(const config::Config& config, const shard::Layout& layout)
       .bytes;
 }
 
-/// `config` with train.head_chunk chosen if it leaves that to the plan. The product that accumulates the
-/// head's gradient reads and writes the whole of it for every chunk, so few are better; and where blocks need
-/// more than the head, rows of logits cost nothing.
-config::Config with_head_chunk(config::Config config, const shard::Layout& layout) {
-  constexpr int64_t kLeast = 1024, kMultiple = 128;
-  if (config.train.head_chunk > 0) return config;
-  const int64_t rows = config.train.micro_batch * config.train.seq_len;
-  config.train.head_chunk = std::min(rows, kLeast);
-  const int64_t bytes = planned_bytes(config, layout);
-  config::Config larger = config;
-  for (int64_t chunks = 1; chunks * kLeast < rows; ++chunks) {
-    larger.train.head_chunk = round_up(ceil_div(rows, chunks), kMultiple);
-    if (planned_bytes(larger, layout) <= bytes) return larger;
-  }
-  return config;
-}
-
 /// The largest micro-batch whose plan fits `capacity`, 0 if none does: plans grow with the batch.
 int64_t largest_micro_batch(config::Config config, const shard::Layout& layout, int64_t capacity) {
   int64_t fits = 0, too_large = config.train.micro_batch;
@@ -70,6 +53,22 @@ void for_each_piece(const config::Model& model, const shard::Layout& layout, int
 }
 
 }  // namespace
+
+// The product that accumulates the head's gradient reads and writes the whole of it for every chunk, so few
+// are better; and where blocks need more than the head, rows of logits cost nothing.
+config::Config with_head_chunk(config::Config config, const shard::Layout& layout) {
+  constexpr int64_t kLeast = 1024, kMultiple = 128;
+  if (config.train.head_chunk > 0) return config;
+  const int64_t rows = config.train.micro_batch * config.train.seq_len;
+  config.train.head_chunk = std::min(rows, kLeast);
+  const int64_t bytes = planned_bytes(config, layout);
+  config::Config larger = config;
+  for (int64_t chunks = 1; chunks * kLeast < rows; ++chunks) {
+    larger.train.head_chunk = round_up(ceil_div(rows, chunks), kMultiple);
+    if (planned_bytes(larger, layout) <= bytes) return larger;
+  }
+  return config;
+}
 
 Trainer::Trainer(const config::Config& config, comm::Bootstrap& bootstrap, const WaitEdit& edit_waits)
     : rank_(bootstrap.rank()),

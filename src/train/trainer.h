@@ -28,6 +28,10 @@ enum class ShardKind : uint8_t { kMaster, kGradient, kMoment1, kMoment2 };
 /// Changes the derived waits before they are used: how tests plant a missing one.
 using WaitEdit = std::function<void(const shard::Schedule&, std::vector<std::vector<shard::Wait>>&)>;
 
+/// `config` with train.head_chunk chosen, if it leaves that to the memory plan: 1024 rows, or as many more as
+/// need no more memory than those.
+config::Config with_head_chunk(config::Config config, const shard::Layout& layout);
+
 class Trainer {
  public:
   /// Plans, allocates, chooses the products' algorithms (printed on rank 0, unless gemm.deterministic) and

@@ -1,5 +1,5 @@
 // What only the simulated device can show. The order in which a device happens to run things never changes a
-// bit: streams under ten seeded interleavings, blocks and threads forward, reverse and shuffled. And the
+// bit: streams under seeded interleavings, blocks and threads forward, reverse and shuffled. And the
 // device itself counts memory.
 #include "sim/control.h"
 #include "sim/counters.h"
@@ -7,6 +7,12 @@
 
 namespace minillm::testing {
 namespace {
+
+#if defined(__SANITIZE_THREAD__)
+constexpr uint64_t kSeeds = 2;  // it finds what is not ordered in any of them, and takes a minute for four
+#else
+constexpr uint64_t kSeeds = 10;
+#endif
 
 std::vector<double> losses(DType dtype) {
   config::Config config = tiny_config();
@@ -18,7 +24,7 @@ std::vector<double> losses(DType dtype) {
 
 TEST(Interleaving, SeededStreamOrdersGiveTheSameLosses) {
   const std::vector<double> expected = losses(DType::kBf16);
-  for (uint64_t seed = 0; seed < 10; ++seed) {
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     sim::set_streams("seed:" + std::to_string(seed));
     EXPECT_EQ(losses(DType::kBf16), expected) << "seed " << seed;
   }

@@ -74,7 +74,7 @@ __global__ void warp_product_kernel(float* d, const Element* a, const Element* b
   else
     load_b<false>(right, s.b, load);
   float product[4] = {};
-  multiply_add(product, left, right[0], right[1]);
+  multiply_add(product, left, right[0], right[1], product);
   store_d(d, product);
 }
 
@@ -89,13 +89,13 @@ __global__ void chained_product_kernel(float* d, const Element* a, const Element
   float first[2][4] = {};
   for (int j = 0; j < 2; ++j) {
     load_b<false>(right, s.b + j * 8 * 16, Load::kTwo);
-    multiply_add(first[j], left, right[0], right[1]);
+    multiply_add(first[j], left, right[0], right[1], first[j]);
   }
   const uint32_t next[4] = {pack_bf16(first[0][0], first[0][1]), pack_bf16(first[0][2], first[0][3]),
                             pack_bf16(first[1][0], first[1][1]), pack_bf16(first[1][2], first[1][3])};
   load_b<true>(right, s.c, Load::kTwo);
   float product[4] = {};
-  multiply_add(product, next, right[0], right[1]);
+  multiply_add(product, next, right[0], right[1], product);
   store_d(d, product);
 }
 

@@ -1,0 +1,100 @@
+#include <CLI/CLI.hpp>
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "app/cli.h"
+#include "config/config.h"
+#include "core/error.h"
+#include "model/parameters.h"
+#include "profile/meter.h"
+#include "profile/report.h"
+#include "train/trainer.h"
+
+namespace minillm::app {
+namespace {
+
+struct Arguments {
+  std::string config;
+  std::vector<std::string> overrides;
+  std::string only, json;
+  int ranks = 1;
+  profile::MeterOptions meter;
+};
+
+/// The file is opened before anything is measured: an unwritable one is told at once.
+std::ofstream open_for_writing(const std::string& path) {
+  std::ofstream file(path, std::ios::binary);
+  if (!file) throw InputError(path + ": cannot be written: " + std::strerror(errno));
+  return file;
+}
+
+profile::Times measure(const profile::Report& report, profile::MeterOptions options) {
+  options.sm_limit = report.config.gemm.sm_limit;
+  options.fastest_products = !report.config.gemm.deterministic;
+  profile::Times times{.repeats = options.repeats};
+  profile::Meter meter(options);
+  times.roofline = profile::measure_roofline(report.config.precision.param, options.repeats);
+  for (const profile::Case& c : report.cases) times.seconds.push_back(meter.seconds(c));
+  return times;
+}
+
+void bench(const Arguments& arguments) {
+  profile::Report report;
+  report.config = config::load(arguments.config, arguments.overrides);
+  report.ranks = arguments.ranks;
+  const shard::Layout layout = shard::make_layout(model::units(report.config.model), arguments.ranks);
+  report.config = train::with_head_chunk(report.config, layout);
+  report.cases = profile::matching(profile::step_cases(report.config, layout), arguments.only);
+  std::ofstream file;
+  if (!arguments.json.empty()) file = open_for_writing(arguments.json);
+  if (!MINILLM_SIMULATED) report.times = measure(report, arguments.meter);
+  profile::print_table(report, std::cout);
+  if (arguments.json.empty()) return;
+  file << profile::to_json(report) << std::flush;
+  if (!file) throw InputError(arguments.json + ": writing failed, the disk may be full");
+}
+
+}  // namespace
+
+void add_bench_command(CLI::App& app) {
+  const auto arguments = std::make_shared<Arguments>();
+  CLI::App* const command = app.add_subcommand(
+      "bench", "Measures each kernel and matrix product of a training step against the device's limits");
+  command->add_option("CONFIG", arguments->config, "The configuration, a JSON file")
+      ->type_name("FILE")
+      ->required();
+  command
+      ->add_option("--set", arguments->overrides,
+                   "Overrides a key of the configuration, e.g. train.seq_len=512")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  command
+      ->add_option("--only", arguments->only,
+                   "Only cases whose names contain a match, e.g. '^gemm|attention'")
+      ->type_name("REGEX");
+  command->add_option("--json", arguments->json, "Writes the results into this file, too")->type_name("FILE");
+  command
+      ->add_option("--repeats", arguments->meter.repeats, "Timed calls of each, of which the median counts")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1000).description(""))
+      ->capture_default_str();
+  command
+      ->add_option("--ranks", arguments->ranks,
+                   "How many ranks share the optimizer's work; one is measured, on this machine's first GPU")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20).description(""))
+      ->capture_default_str();
+  command->footer(
+      "The floor of a case is the time that its minimal bytes take at the speed of a large copy, or its\n"
+      "floating-point operations at the speed of a large matrix product, whichever is longer; both speeds "
+      "are\n"
+      "measured first. On the simulated device bytes and operations are counted and nothing is measured.");
+  command->callback([arguments] { bench(*arguments); });
+}
+
+}  // namespace minillm::app
