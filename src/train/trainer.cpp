@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <bit>
+#include <chrono>
 #include <utility>
 
 #include "checkpoint/safetensors.h"
+#include "comm/watchdog.h"
 #include "core/checked.h"
 #include "cuda/check.h"
 #include "kernels/cast.h"
@@ -117,8 +119,12 @@ void Trainer::choose_algorithms(const config::Config& config, comm::Bootstrap& b
   const cuda::Stream stream;
   cuda::check(cudaMemsetAsync(arena_.data(), 0, static_cast<size_t>(arena_.bytes()), stream.get()));
   stream.synchronize();
-  enqueue(0);
-  executor_->synchronize();
+  {
+    const comm::Watchdog watchdog(bootstrap, communicators(),
+                                  std::chrono::seconds(static_cast<int64_t>(config.parallel.timeout_s)));
+    enqueue(0);
+    executor_->synchronize();
+  }
   choose_gemms(program_.blas(), config.gemm, bootstrap,
                std::span(arena_.data(), static_cast<size_t>(arena_.bytes())), stream.get());
 }

@@ -136,6 +136,12 @@ class Configuration(unittest.TestCase):
     def test_keys_that_the_peer_follows(self):
         parts.check_supported({"model": {**MODEL, "n_kv_heads": 2}, "train": TRAIN, "memory": {"recompute": "block"}})
 
+    def test_every_key_of_the_repositorys_configurations(self):
+        if MINILLM is None:
+            self.skipTest("no MINILLM was given")
+        for path in sorted((ROOT / "configs").glob("*.json")):
+            parts.check_supported(parts.resolved_config(MINILLM, path, []))
+
     def test_keys_that_it_does_not(self):
         for section, key, value, message in (
             ("model", "window", 4, "does not know the key model.window"),

@@ -130,9 +130,8 @@ TEST(Config, IllTypedValuesNameKeyValueAndType) {
 }
 
 TEST(Config, RangesAreCheckedNextToTheKey) {
-  for (const char* key :
-       {"model.vocab_size", "model.n_layers", "model.n_heads", "train.steps", "train.micro_batch",
-        "train.seq_len", "parallel.gradient_slots"}) {
+  for (const char* key : {"model.vocab_size", "model.n_layers", "model.n_heads", "train.steps",
+                          "train.micro_batch", "train.seq_len", "parallel.gradient_slots"}) {
     expect_override_rejected(std::string(key) + "=0", {key, "0 (an integer)", "from 1 to"});
     expect_override_rejected(std::string(key) + "=-3", {key, "-3 (an integer)"});
     expect_override_rejected(std::string(key) + "=99999999999999999999", {key, "99999999999999999999"});

@@ -21,7 +21,7 @@ FOLLOWED = {
 }  # fmt: skip
 # Keys that do not change what is computed, only how, and those that a comparison sets itself.
 FREE = {"model.init", "train.head_chunk", "train.cuda_graph"}
-FREE_SECTIONS = ("parallel.", "memory.", "checkpoint.", "metrics.", "profile.")
+FREE_SECTIONS = ("parallel.", "memory.", "gemm.", "checkpoint.", "metrics.", "profile.")
 # Keys of variants that the peer does not have, with the value that means the reference.
 NEUTRAL = {
     "model.ffn": ("silu",),
@@ -32,6 +32,7 @@ NEUTRAL = {
     "train.schedule": ("constant",),
     "train.optimizer.name": ("adamw",),
     "precision.reduce": ("fp32",),
+    "precision.moments": ("fp32",),
 }
 
 
