@@ -160,12 +160,13 @@ void add_rope(std::vector<Case>& cases, const Shapes& s) {
 }
 
 void add_attention(std::vector<Case>& cases, const Shapes& s) {
+  const int head_size = narrow<int>(s.dim / s.heads);
   const kernels::AttentionShape shape = {.batch = s.batch,
                                          .sequence = narrow<int>(s.sequence),
                                          .heads = narrow<int>(s.heads),
-                                         .head_size = narrow<int>(s.dim / s.heads),
+                                         .head_size = head_size,
                                          .causal = s.causal,
-                                         .scale = 1.0f / std::sqrt(static_cast<float>(s.dim / s.heads)),
+                                         .scale = 1.0f / std::sqrt(static_cast<float>(head_size)),
                                          .dtype = s.dtype};
   const Buffer qkv = s.activations(3 * s.dim), out = s.activations(s.dim), lse = fp32(s.rows * s.heads);
   cases.push_back({.name = "attention_forward",

@@ -108,8 +108,7 @@ __global__ void update_kernel(Operands to, int64_t count, bool bf16) {
   float* const moment2 = reinterpret_cast<float*>(to.moment2);
   moment1[i] = wrap(moment1[i] + to.gradient_shard[i]);
   moment2[i] = wrap(moment2[i] + to.gradient_shard[i] * to.clip[0]);
-  const float master =
-      wrap(to.master[i] + to.gradient_shard[i] * to.clip[1] + moment1[i] + 2 * moment2[i]);
+  const float master = wrap(to.master[i] + to.gradient_shard[i] * to.clip[1] + moment1[i] + 2 * moment2[i]);
   to.master[i] = master;
   if (bf16) reinterpret_cast<__nv_bfloat16*>(to.parameter_shard)[i] = __float2bfloat16(master);
 }
