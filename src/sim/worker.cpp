@@ -1,6 +1,7 @@
 #include "sim/worker.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <random>
 #include <stdexcept>
@@ -365,7 +366,7 @@ SIM_FLAT const uint64_t* lane_values(const char* name, uint64_t value) {
 const std::byte* matrix_row(uint64_t address) {
   if (address % 16 != 0)
     fail("ldmatrix: row address " + std::to_string(address) + " is not a multiple of 16");
-  return reinterpret_cast<const std::byte*>(address);
+  return std::bit_cast<const std::byte*>(address);
 }
 SIM_FLAT void warp_compute(const char* name, WarpFunction compute, std::span<const uint32_t> operands,
                            std::span<float> results) {
