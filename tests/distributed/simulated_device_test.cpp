@@ -8,8 +8,8 @@
 namespace minillm::testing {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-constexpr uint64_t kSeeds = 2;  // it finds what is not ordered in any of them, and takes a minute for four
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr uint64_t kSeeds = 2;  // sanitizers find what is not ordered in any of them, and take minutes for ten
 #else
 constexpr uint64_t kSeeds = 10;
 #endif
