@@ -9,7 +9,8 @@ namespace minillm::testing {
 namespace {
 
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr uint64_t kSeeds = 2;  // sanitizers find what is not ordered in any of them, and take minutes for ten
+constexpr uint64_t kSeeds =
+    2;  // sanitizers find what is not ordered in any of them, and take minutes for ten
 #else
 constexpr uint64_t kSeeds = 10;
 #endif
