@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "kernels/device/attention_layout.h"
 #include "kernels/device/launch.h"
+#include "kernels/device/reduce.h"
 
 namespace minillm::kernels {
 namespace {
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kStatisticsThreads)
   }
 #pragma unroll
   for (int distance = kLanes / 2; distance > 0; distance /= 2)
-    sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    sum += __shfl_xor_sync(kAllLanes, sum, distance);
   if (lane != 0 || position >= layout.sequence) return;
   const int64_t i = statistics_offset(layout, at.batch, at.head) + position;
   row.delta[i] = sum;

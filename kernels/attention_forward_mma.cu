@@ -8,6 +8,7 @@
 #include "kernels/device/attention_layout.h"
 #include "kernels/device/launch.h"
 #include "kernels/device/mma_tile.h"
+#include "kernels/device/reduce.h"
 #include "kernels/device/shared.h"
 
 namespace minillm::kernels {
@@ -76,8 +77,8 @@ __device__ void soften(Scores<D, kBlocks>& score, Rows<D, kBlocks>& rows, float 
 #pragma unroll
       for (int j = 0; j < kKeys<D> / 8; ++j)
         maximum = fmaxf(maximum, fmaxf(score[r][j][2 * half], score[r][j][2 * half + 1]));
-      maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 1));
-      maximum = fmaxf(maximum, __shfl_xor_sync(0xffffffffu, maximum, 2));
+      maximum = fmaxf(maximum, __shfl_xor_sync(kAllLanes, maximum, 1));
+      maximum = fmaxf(maximum, __shfl_xor_sync(kAllLanes, maximum, 2));
       // Subtracting -inf from -inf would turn scores that only have probability 0 into NaN.
       const float reference = maximum == -INFINITY ? 0.0f : maximum * scale;
       const float decay = exp2_approx(rows.maximum[r][half] * scale - reference);
@@ -94,7 +95,7 @@ __device__ void soften(Scores<D, kBlocks>& score, Rows<D, kBlocks>& rows, float 
       factor[r][half] = decay;
       decays |= decay != 1.0f;
     }
-  if (!__any_sync(0xffffffffu, decays)) return;  // most maxima are found early
+  if (!__any_sync(kAllLanes, decays)) return;  // most maxima are found early
 #pragma unroll
   for (int r = 0; r < kBlocks; ++r)
 #pragma unroll
@@ -185,8 +186,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks == 1 && D <= 64 ? 3 : 2)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float sum = rows.sum[r][half];
-      sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-      sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+      sum += __shfl_xor_sync(kAllLanes, sum, 1);
+      sum += __shfl_xor_sync(kAllLanes, sum, 2);
       const bool empty = sum == 0.0f;  // nothing but scores of -inf
       factor[half] = empty ? 0.0f : 1.0f / sum;
       const int row = warp_query + 16 * r + fragment_row() + 8 * half;

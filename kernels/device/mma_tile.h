@@ -16,6 +16,7 @@
 
 #include "kernels/device/attention_layout.h"
 #include "kernels/device/ptx.h"
+#include "kernels/device/reduce.h"
 
 namespace minillm::kernels {
 
@@ -26,7 +27,7 @@ __device__ inline int lane_index() {
 }
 /// Shuffled so that the compiler knows it to be the same in all lanes of a warp.
 __device__ inline int warp_index() {
-  return __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x) / 32, 0);
+  return __shfl_sync(kAllLanes, static_cast<int>(threadIdx.x) / 32, 0);
 }
 /// The first of the two rows of a row block of which this lane holds elements; and the first of the two
 /// columns of each 8.

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kernels/device/vec.h"
 
@@ -273,19 +274,19 @@ __device__ inline void forget(int& value) {
 // Accesses of what is touched once and should not push out of the caches what is touched again
 // --------------------------------------------------------------------------------------------------------
 
+/// What an access of kBytes moves.
+template <size_t kBytes>
+using StreamedWord = std::conditional_t<
+    kBytes == 16, uint4,
+    std::conditional_t<kBytes == 8, uint2, std::conditional_t<kBytes == 4, uint32_t, uint16_t>>>;
+
 /// As load_packed.
 template <int N, class T>
 __device__ inline Packed<T, N> load_streaming(const T* from) {
 #if defined(__CUDACC__)
+  using Word = StreamedWord<sizeof(Packed<T, N>)>;
   Packed<T, N> result;
-  if constexpr (sizeof(result) == 16)
-    reinterpret_cast<uint4&>(result) = __ldcs(reinterpret_cast<const uint4*>(from));
-  else if constexpr (sizeof(result) == 8)
-    reinterpret_cast<uint2&>(result) = __ldcs(reinterpret_cast<const uint2*>(from));
-  else if constexpr (sizeof(result) == 4)
-    reinterpret_cast<uint32_t&>(result) = __ldcs(reinterpret_cast<const uint32_t*>(from));
-  else
-    reinterpret_cast<uint16_t&>(result) = __ldcs(reinterpret_cast<const uint16_t*>(from));
+  reinterpret_cast<Word&>(result) = __ldcs(reinterpret_cast<const Word*>(from));
   return result;
 #else
   return load_packed<N>(from);
@@ -296,14 +297,8 @@ __device__ inline Packed<T, N> load_streaming(const T* from) {
 template <class T, int N>
 __device__ inline void store_streaming(T* to, const Packed<T, N>& values) {
 #if defined(__CUDACC__)
-  if constexpr (sizeof(values) == 16)
-    __stcs(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(values));
-  else if constexpr (sizeof(values) == 8)
-    __stcs(reinterpret_cast<uint2*>(to), reinterpret_cast<const uint2&>(values));
-  else if constexpr (sizeof(values) == 4)
-    __stcs(reinterpret_cast<uint32_t*>(to), reinterpret_cast<const uint32_t&>(values));
-  else
-    __stcs(reinterpret_cast<uint16_t*>(to), reinterpret_cast<const uint16_t&>(values));
+  using Word = StreamedWord<sizeof(values)>;
+  __stcs(reinterpret_cast<Word*>(to), reinterpret_cast<const Word&>(values));
 #else
   store_packed(to, values);
 #endif

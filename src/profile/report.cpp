@@ -2,20 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <ostream>
 
+#include "core/format.h"
 #include "cuda/gemm_cache.h"
 
 namespace minillm::profile {
 namespace {
-
-template <class... Values>
-std::string format(const char* pattern, Values... values) {
-  std::string text(static_cast<size_t>(std::snprintf(nullptr, 0, pattern, values...)), '\0');
-  std::snprintf(text.data(), text.size() + 1, pattern, values...);
-  return text;
-}
 
 /// "67.14 MB": four digits, for people.
 std::string quantity(double value, const char* unit) {

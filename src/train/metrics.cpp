@@ -1,20 +1,13 @@
 #include "train/metrics.h"
 
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 
 #include "core/error.h"
+#include "core/format.h"
 
 namespace minillm::train {
 namespace {
-
-template <class... Values>
-std::string format(const char* pattern, Values... values) {
-  std::string text(static_cast<size_t>(std::snprintf(nullptr, 0, pattern, values...)), '\0');
-  std::snprintf(text.data(), text.size() + 1, pattern, values...);
-  return text;
-}
 
 /// 62.5k, 1.25M: three digits, for people.
 std::string short_count(double value) {
