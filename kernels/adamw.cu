@@ -2,7 +2,9 @@
 
 #include <cfloat>
 #include <cmath>
+#include <string>
 
+#include "core/error.h"
 #include "kernels/device/launch.h"
 #include "kernels/device/ptx.h"
 #include "kernels/device/rng.h"
@@ -16,27 +18,23 @@ __device__ bool is_finite(float value) {
   return fabsf(value) <= FLT_MAX;  // false for NaN
 }
 
-/// The update's numbers, computed in double on the host: 1 - β in fp32 would lose half of its digits.
+/// The options as the kernel uses them, computed in double on the host: 1 - β in fp32 would lose half of its
+/// digits.
 struct Coefficients {
-  float decay;       // lr · weight_decay
-  float step_size;   // lr / (1 - β1^t)
-  float correction;  // 1 / sqrt(1 - β2^t)
+  double weight_decay;  // multiplied in double and rounded once, as the host does with the step's numbers
   float beta2;
   float one_minus_beta1;
   float one_minus_beta2;
   float epsilon;
 };
 
-Coefficients coefficients_of(const AdamW& a) {
-  const double t = static_cast<double>(a.step);
+Coefficients coefficients_of(const AdamWOptions& o) {
   return {
-      .decay = static_cast<float>(a.learning_rate * a.weight_decay),
-      .step_size = static_cast<float>(a.learning_rate / (1 - std::pow(a.beta1, t))),
-      .correction = static_cast<float>(1 / std::sqrt(1 - std::pow(a.beta2, t))),
-      .beta2 = static_cast<float>(a.beta2),
-      .one_minus_beta1 = static_cast<float>(1 - a.beta1),
-      .one_minus_beta2 = static_cast<float>(1 - a.beta2),
-      .epsilon = static_cast<float>(a.epsilon),
+      .weight_decay = o.weight_decay,
+      .beta2 = static_cast<float>(o.beta2),
+      .one_minus_beta1 = static_cast<float>(1 - o.beta1),
+      .one_minus_beta2 = static_cast<float>(1 - o.beta2),
+      .epsilon = static_cast<float>(o.epsilon),
   };
 }
 
@@ -49,10 +47,10 @@ struct Arrays {
   const float* gradient;
 };
 
-/// Which random bits round bf16 moments.
+/// Which random bits round bf16 moments, beside the step.
 struct Rounding {
   uint64_t seed;
-  int64_t step, first_element;
+  int64_t first_element;
 };
 
 template <class Moment, int M>
@@ -65,10 +63,10 @@ struct Operands {
 /// halves the second's.
 template <int M>
 __device__ void store_moments(__nv_bfloat16* moment1, __nv_bfloat16* moment2, int64_t i, const Floats<M>& m,
-                              const Floats<M>& v, const Rounding& r) {
+                              const Floats<M>& v, const Rounding& r, int64_t step) {
   static_assert(M == 1 || M == kElementsPerDraw);
   const int64_t element = r.first_element + i;
-  const PhiloxWords words = rounding_words(r.seed, r.step, element / kElementsPerDraw);
+  const PhiloxWords words = rounding_words(r.seed, step, element / kElementsPerDraw);
   Packed<__nv_bfloat16, M> packed_m, packed_v;
 #pragma unroll
   for (int k = 0; k < M; ++k) {
@@ -86,7 +84,7 @@ __device__ void store_moments(__nv_bfloat16* moment1, __nv_bfloat16* moment2, in
 }
 template <int M>
 __device__ void store_moments(float* moment1, float* moment2, int64_t i, const Floats<M>& m,
-                              const Floats<M>& v, const Rounding&) {
+                              const Floats<M>& v, const Rounding&, int64_t) {
   store_streaming(moment1 + i, pack<float>(m));
   store_streaming(moment2 + i, pack<float>(v));
 }
@@ -96,7 +94,8 @@ __device__ void store_moments(float* moment1, float* moment2, int64_t i, const F
 /// launches must not show in the results.
 template <class Moment, int N>
 __global__ void __launch_bounds__(kStreamThreads)
-    adamw_kernel(Arrays<Moment> a, const float* gradient_scale, int64_t count, Coefficients c, Rounding r) {
+    adamw_kernel(Arrays<Moment> a, const float* gradient_scale, const AdamWStep* step, int64_t count,
+                 Coefficients c, Rounding r) {
   const float scale = *gradient_scale;
   if (!is_finite(scale)) return;
   stream_vectors<N, 1>(
@@ -106,18 +105,22 @@ __global__ void __launch_bounds__(kStreamThreads)
                                    load_streaming<M>(a.moment1 + i), load_streaming<M>(a.moment2 + i)};
       },
       [&]<int M>(int64_t i, const Operands<Moment, M>& in) {
+        const AdamWStep now = *step;  // here, so that no load of a vector waits for it
+        const float decay = static_cast<float>(now.learning_rate * c.weight_decay);
         const Floats<M> gradient = in.gradient.floats();
         Floats<M> p = in.master.floats(), m = in.moment1.floats(), v = in.moment2.floats();
 #pragma unroll
         for (int k = 0; k < M; ++k) {
           const float g = __fmul_rn(gradient[k], scale);
-          p[k] = fmaf(-c.decay, p[k], p[k]);
+          const float second = fmaf(c.one_minus_beta2 * g, g, c.beta2 * v[k]);
+          if (!is_finite(second)) continue;  // nor is g, or its square is too large
+          p[k] = fmaf(-decay, p[k], p[k]);
           m[k] = fmaf(c.one_minus_beta1, g - m[k], m[k]);
-          v[k] = fmaf(c.one_minus_beta2 * g, g, c.beta2 * v[k]);
-          p[k] -= c.step_size * m[k] / fmaf(sqrtf(v[k]), c.correction, c.epsilon);
+          v[k] = second;
+          p[k] -= now.step_size * m[k] / fmaf(sqrtf(v[k]), now.correction, c.epsilon);
         }
         store_streaming(a.master + i, pack<float>(p));
-        store_moments(a.moment1, a.moment2, i, m, v, r);
+        store_moments(a.moment1, a.moment2, i, m, v, r, now.step);
         if (a.parameter != nullptr) store(a.parameter + i, p);
       });
 }
@@ -133,6 +136,15 @@ __global__ void clip_factor_kernel(float* factor, float* norm, const float* sum_
 
 }  // namespace
 
+AdamWStep adamw_step(const AdamWOptions& options, double learning_rate, int64_t step) {
+  if (step < 1) throw InternalError("AdamW: step " + std::to_string(step) + ": the first update is step 1");
+  const double t = static_cast<double>(step);
+  return {.learning_rate = learning_rate,
+          .step = step,
+          .step_size = static_cast<float>(learning_rate / (1 - std::pow(options.beta1, t))),
+          .correction = static_cast<float>(1 / std::sqrt(1 - std::pow(options.beta2, t)))};
+}
+
 void adamw(const AdamW& a, cudaStream_t stream) {
   const int64_t moment_bytes = size_of(a.moment_type);
   const bool whole_draws = a.moment_type == DType::kFp32 || a.first_element % kElementsPerDraw == 0;
@@ -147,7 +159,8 @@ void adamw(const AdamW& a, cudaStream_t stream) {
     const auto run = [&]<int N>() {
       launch("adamw", adamw_kernel<Moment, N>,
              {.grid = stream_blocks<N, 1>(a.count), .block = kStreamThreads, .stream = stream}, arrays,
-             a.gradient_scale, a.count, coefficients_of(a), Rounding{a.seed, a.step, a.first_element});
+             a.gradient_scale, a.step, a.count, coefficients_of(a.options),
+             Rounding{a.seed, a.first_element});
     };
     if (vectorize)
       run.template operator()<kFullWidth<float>>();

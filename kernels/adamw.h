@@ -7,16 +7,38 @@
 // would stand still, its changes being smaller than half of bf16's spacing. The random bits are a function of
 // (seed, step, index of the element in the unsharded model, moment): results depend neither on the world size
 // nor on how a shard is cut into launches.
+//
+// What changes from step to step is read from device memory, AdamWStep: the launches of a captured CUDA graph
+// are the same for every step.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "core/cost.h"
 #include "core/dtype.h"
 
 namespace minillm::kernels {
+
+/// What all steps have in common.
+struct AdamWOptions {
+  double beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
+};
+
+/// What is a step's own, made by adamw_step() and copied to the device.
+struct alignas(16) AdamWStep {
+  double learning_rate = 0;
+  int64_t step = 0;      ///< t of the formula; decides, with the seed, how bf16 moments are rounded
+  float step_size = 0;   ///< lr / (1-β1^t)
+  float correction = 0;  ///< 1 / sqrt(1-β2^t)
+};
+static_assert(std::is_trivially_copyable_v<AdamWStep> && sizeof(AdamWStep) == 32);
+
+/// The numbers of update `step`, which is 1 for the first, computed in double. Throws InternalError for a
+/// step below 1, which has no bias correction.
+AdamWStep adamw_step(const AdamWOptions& options, double learning_rate, int64_t step);
 
 struct AdamW {
   float* master = nullptr;          ///< [count] fp32 parameters, updated
@@ -27,15 +49,17 @@ struct AdamW {
   /// One device scalar that multiplies the gradient: the clip factor. Not finite: the whole update is skipped
   /// and nothing is written.
   const float* gradient_scale = nullptr;
+  const AdamWStep* step = nullptr;  ///< in device memory, read when the kernel runs; of the same options
   int64_t count = 0;
-  double learning_rate = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
-  int64_t step = 0;  ///< t of the formula: 1 for the first update
+  AdamWOptions options = {};
   DType moment_type = DType::kFp32;
   // Of bf16 moments only:
   uint64_t seed = 0;
   int64_t first_element = 0;  ///< index in the whole model of element 0; fastest as a multiple of 4
 };
-/// Throws DeviceError when the launch fails.
+/// An element whose gradient is not finite once it is scaled, or so large that the second moment would not
+/// be, keeps its master and its moments, and its copy is the master's: an update that runs before anyone
+/// knows the norm of all gradients loses nothing. No aliasing. Throws DeviceError when the launch fails.
 void adamw(const AdamW& a, cudaStream_t stream);
 Cost adamw_cost(int64_t count, bool parameter_copy, DType moment_type = DType::kFp32);
 

@@ -93,16 +93,16 @@ void bias_gradient(const BiasGradient& a, cudaStream_t stream) {
             .stream = stream},
            a.scratch, static_cast<const T*>(a.dy), a.rows, a.columns);
   });
-  column_sum("bias_gradient_sum", a.dbias, a.scratch, ranges, a.columns, stream);
+  column_sum("bias_gradient_sum", a.dbias, a.scratch, ranges, a.columns, a.accumulate, stream);
 }
 
 int64_t bias_gradient_scratch(int64_t rows, int columns) {
   return ranges_of(rows, columns) * int64_t{columns} * static_cast<int64_t>(sizeof(float));
 }
 
-Cost bias_gradient_cost(int64_t rows, int columns, DType dtype) {
-  return {.bytes = rows * columns * size_of(dtype) + columns * int64_t{4},
-          .flops = rows * columns,
+Cost bias_gradient_cost(int64_t rows, int columns, DType dtype, bool accumulate) {
+  return {.bytes = rows * columns * size_of(dtype) + columns * int64_t{accumulate ? 8 : 4},
+          .flops = (rows + (accumulate ? 1 : 0)) * columns,
           .extra_bytes = 2 * bias_gradient_scratch(rows, columns)};
 }
 

@@ -39,7 +39,8 @@ void cross_entropy(const CrossEntropy& a, cudaStream_t stream);
 /// that is read twice, the second time as a rule from the L2 cache.
 Cost cross_entropy_cost(int64_t rows, int vocabulary, DType dtype, int columns = 0);
 
-/// count[0] = number of targets that are not kIgnoreTarget, counted exactly and rounded to fp32 once.
+/// count[0] = number of targets that are not kIgnoreTarget, counted exactly in 64 bits and rounded to fp32
+/// once. `rows` is any number: those of all micro-batches of a step are counted in one call.
 void count_valid_targets(float* count, const int32_t* targets, int64_t rows, cudaStream_t stream);
 
 /// scale[0] = 1 / max(count[0], 1).

@@ -87,10 +87,11 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
 template <class T, int N>
 __global__ void __launch_bounds__(kThreads, kStreamBlocks)
     embedding_rows_kernel(float* dtable, const float* partials, const T* dout, const Occurrence* sorted,
-                          const int* starts, int64_t vocabulary, int columns) {
+                          const int* starts, int64_t vocabulary, int columns, bool accumulate) {
   const int64_t token = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (token >= vocabulary) return;
   const int begin = starts[token], end = starts[token + 1];
+  if (accumulate && begin == end) return;
   const int pieces = end - begin < kFrequent ? 0 : (end - begin) / kPiece;
   for (int c = static_cast<int>(threadIdx.x) * N; c < columns; c += static_cast<int>(blockDim.x) * N) {
     Floats<N> total{};
@@ -102,7 +103,13 @@ __global__ void __launch_bounds__(kThreads, kStreamBlocks)
       for (int k = 0; k < N; ++k) total[k] += sum[k];
     }
     add_occurrences(total, dout, sorted, begin + pieces * kPiece, end, columns, c);
-    store(dtable + token * columns + c, total);
+    float* const to = dtable + token * columns + c;
+    if (accumulate) {
+      const Floats<N> before = load<N>(to);
+#pragma unroll
+      for (int k = 0; k < N; ++k) total[k] += before[k];
+    }
+    store(to, total);
   }
 }
 
@@ -138,7 +145,7 @@ void launch_sums(const EmbeddingBackward& a, const Scratch& scratch, cudaStream_
   launch("embedding_rows", embedding_rows_kernel<T, N>,
          {.grid = blocks_for(a.vocabulary, rows), .block = dim3(across, rows), .stream = stream}, a.dtable,
          scratch.partials, static_cast<const T*>(a.dout), scratch.sorted, scratch.starts, a.vocabulary,
-         a.columns);
+         a.columns, a.accumulate);
 }
 
 }  // namespace
@@ -184,7 +191,7 @@ int64_t embedding_backward_scratch(int64_t count, int64_t vocabulary, int column
   return Scratch(nullptr, TokenSort(count, vocabulary), vocabulary, columns).bytes;
 }
 
-Cost embedding_backward_cost(int64_t count, int64_t vocabulary, int columns, DType dtype) {
+Cost embedding_backward_cost(int64_t count, int64_t vocabulary, int columns, DType dtype, bool accumulate) {
   const TokenSort shape(count, vocabulary);
   const auto occurrence = static_cast<int64_t>(sizeof(Occurrence));
   // A pass reads the occurrences (the first one the tokens) twice and writes them once.
@@ -192,8 +199,10 @@ Cost embedding_backward_cost(int64_t count, int64_t vocabulary, int columns, DTy
   const int64_t sums = count * occurrence + 2 * (vocabulary + 1) * 4;
   // Partial sums written and read, at most: all tokens frequent.
   const int64_t partials = 2 * (count / kPiece) * columns * 4;
-  return {.bytes = count * (columns * size_of(dtype) + 4) + vocabulary * columns * 4,
-          .flops = count * columns,
+  const int64_t added = accumulate ? std::min(count, vocabulary) : 0;  // rows that are read, too
+  const int64_t table_rows = accumulate ? 2 * added : vocabulary;
+  return {.bytes = count * (columns * size_of(dtype) + 4) + table_rows * columns * 4,
+          .flops = (count + added) * columns,
           .extra_bytes = sorting + sums + partials};
 }
 

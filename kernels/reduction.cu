@@ -45,7 +45,7 @@ __device__ inline Floats<kWidth> load_end(const float* in, int64_t i, int64_t la
 }
 
 template <bool kSquare>
-__device__ void accumulate(Floats<kWidth>& total, const Floats<kWidth>& v) {
+__device__ void add_to(Floats<kWidth>& total, const Floats<kWidth>& v) {
 #pragma unroll
   for (int k = 0; k < kWidth; ++k) total[k] += kSquare ? v[k] * v[k] : v[k];
 }
@@ -63,16 +63,16 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int k = 0; k < kVectors; ++k) v[k] = load_four<N>(in + i + k * (kThreads * kWidth));
 #pragma unroll
-    for (int k = 0; k < kVectors; ++k) accumulate<kSquare>(total, v[k]);
+    for (int k = 0; k < kVectors; ++k) add_to<kSquare>(total, v[k]);
   }
-  for (; i < last; i += kThreads * kWidth) accumulate<kSquare>(total, load_end(in, i, last));
+  for (; i < last; i += kThreads * kWidth) add_to<kSquare>(total, load_end(in, i, last));
   const float sum = block_sum((total[0] + total[1]) + (total[2] + total[3]), shared<ReduceStorage>());
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
 }
 
 /// One block. In double: the sums of ranges differ in size, and there are few of them.
 __global__ void __launch_bounds__(kThreads)
-    sum_partials_kernel(float* out, const float* partials, int count) {
+    sum_partials_kernel(float* out, const float* partials, int count, bool accumulate) {
   struct Shared {
     double of_thread[kThreads];
   };
@@ -85,7 +85,9 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     if (thread < half) s.of_thread[thread] += s.of_thread[thread + half];
   }
-  if (thread == 0) *out = static_cast<float>(s.of_thread[0]);
+  if (thread != 0) return;
+  const float sum = static_cast<float>(s.of_thread[0]);
+  *out = accumulate ? *out + sum : sum;
 }
 
 }  // namespace
@@ -98,15 +100,16 @@ void sum(const Sum& a, cudaStream_t stream) {
   launch("sum_ranges", kernel, {.grid = static_cast<unsigned>(ranges), .block = kThreads, .stream = stream},
          a.scratch, a.in, a.count, range_length(a.count));
   launch("sum_partials", sum_partials_kernel, {.grid = 1, .block = kThreads, .stream = stream}, a.out,
-         a.scratch, ranges);
+         a.scratch, ranges, a.accumulate);
 }
 
 int64_t sum_scratch(int64_t count) {
   return ranges_of(count) * static_cast<int64_t>(sizeof(float));
 }
 
-Cost sum_cost(int64_t count) {
-  return {.bytes = 4 * count + 4, .flops = count, .extra_bytes = 2 * sum_scratch(count)};
+Cost sum_cost(int64_t count, bool accumulate) {
+  const int64_t added = accumulate ? 1 : 0;
+  return {.bytes = 4 * (count + 1 + added), .flops = count + added, .extra_bytes = 2 * sum_scratch(count)};
 }
 
 }  // namespace minillm::kernels

@@ -61,8 +61,10 @@ void rmsnorm_recompute(const RmsNormRecompute& a, cudaStream_t stream);
 Cost rmsnorm_recompute_cost(int64_t rows, int columns, DType dtype);
 
 struct RmsNormBackward {
-  void* dx = nullptr;              ///< [rows, columns] dtype, written; may alias dy or residual
-  float* dweight = nullptr;        ///< [columns] fp32, written: sum over rows, in a fixed order
+  /// [rows, columns] dtype, written: over dy, over residual, or in a buffer of its own, which leaves all
+  /// inputs as they are. Bitwise the same in each case.
+  void* dx = nullptr;
+  float* dweight = nullptr;        ///< [columns] fp32, written: sum over rows, in a fixed order; no aliasing
   const void* dy = nullptr;        ///< [rows, columns] dtype
   const void* x = nullptr;         ///< [rows, columns] dtype
   const void* weight = nullptr;    ///< [columns] dtype
@@ -72,9 +74,10 @@ struct RmsNormBackward {
   int64_t rows = 0;
   int columns = 0;
   DType dtype = DType::kBf16;
+  bool accumulate = false;  ///< dweight += the finished sum, one fp32 addition, instead of =
 };
 void rmsnorm_backward(const RmsNormBackward& a, cudaStream_t stream);
 int64_t rmsnorm_backward_scratch(int64_t rows, int columns);
-Cost rmsnorm_backward_cost(int64_t rows, int columns, bool residual, DType dtype);
+Cost rmsnorm_backward_cost(int64_t rows, int columns, bool residual, DType dtype, bool accumulate = false);
 
 }  // namespace minillm::kernels

@@ -302,18 +302,22 @@ void rmsnorm_backward(const RmsNormBackward& a, cudaStream_t stream) {
             .stream = stream},
            tensors, weight, r.shared_slots());
   });
-  column_sum("rmsnorm_backward_dweight", a.dweight, a.scratch, blocks, a.columns, stream);
+  column_sum("rmsnorm_backward_dweight", a.dweight, a.scratch, blocks, a.columns, a.accumulate, stream);
 }
 
 int64_t rmsnorm_backward_scratch(int64_t rows, int columns) {
   return row_offset(backward_blocks(rows), columns) * static_cast<int64_t>(sizeof(float));
 }
 
-Cost rmsnorm_backward_cost(int64_t rows, int columns, bool residual, DType dtype) {
+Cost rmsnorm_backward_cost(int64_t rows, int columns, bool residual, DType dtype, bool accumulate) {
   const int64_t tensors = residual ? 4 : 3, vectors = ceil_div(columns, 16 / size_of(dtype));
   Cost cost = {.bytes = (tensors * rows + 1) * columns * size_of(dtype) + 4 * (rows + columns),
                .flops = (residual ? 11 : 10) * rows * columns,
                .extra_bytes = 2 * rmsnorm_backward_scratch(rows, columns)};
+  if (accumulate) {
+    cost.bytes += 4 * columns;
+    cost.flops += columns;
+  }
   if (is_long(vectors)) {  // partial sums are read and written for each row
     cost.extra_bytes = 2 * sizeof(float) * rows * columns + rmsnorm_backward_scratch(rows, columns) +
                        rows * long_residence(vectors, 16).bytes_read_again();

@@ -13,7 +13,7 @@ namespace minillm::kernels {
 /// latency of reading a column is paid for a piece only. Pieces are added in order.
 template <int kPieces>
 __global__ void __launch_bounds__(kWarpSize* kPieces)
-    column_sum_kernel(float* out, const float* partials, int rows, int columns) {
+    column_sum_kernel(float* out, const float* partials, int rows, int columns, bool accumulate) {
   struct Shared {
     float of_piece[kPieces][kWarpSize];
   };
@@ -32,27 +32,28 @@ __global__ void __launch_bounds__(kWarpSize* kPieces)
   if (piece != 0 || column >= columns) return;
 #pragma unroll
   for (int other = 1; other < kPieces; ++other) total += s.of_piece[other][lane];
-  out[column] = total;
+  out[column] = accumulate ? out[column] + total : total;
 }
 
 template <int kPieces>
 void launch_column_sum(const char* name, float* out, const float* partials, int rows, int columns,
-                       cudaStream_t stream) {
+                       bool accumulate, cudaStream_t stream) {
   launch(name, column_sum_kernel<kPieces>,
          {.grid = static_cast<unsigned>((columns + kWarpSize - 1) / kWarpSize),
           .block = kWarpSize * kPieces,
           .stream = stream},
-         out, partials, rows, columns);
+         out, partials, rows, columns, accumulate);
 }
 
-/// out[c] = sum of partials[r, c] over the rows r, in an order that depends on `rows` only. No aliasing.
+/// out[c] = (accumulate ? out[c] : 0) + sum of partials[r, c] over the rows r, in an order that depends on
+/// `rows` only: the sum is finished before it is added. No aliasing.
 inline void column_sum(const char* name, float* out, const float* partials, int rows, int columns,
-                       cudaStream_t stream) {
+                       bool accumulate, cudaStream_t stream) {
   constexpr int kManyRows = 256;  // which take longer to read one after the other than more warps to start
   if (rows <= kManyRows)
-    launch_column_sum<8>(name, out, partials, rows, columns, stream);
+    launch_column_sum<8>(name, out, partials, rows, columns, accumulate, stream);
   else
-    launch_column_sum<32>(name, out, partials, rows, columns, stream);
+    launch_column_sum<32>(name, out, partials, rows, columns, accumulate, stream);
 }
 
 }  // namespace minillm::kernels

@@ -1,19 +1,17 @@
 #include <CLI/CLI.hpp>
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "app/cli.h"
+#include "app/output_file.h"
 #include "config/config.h"
 #include "core/error.h"
-#include "model/parameters.h"
 #include "profile/meter.h"
 #include "profile/report.h"
-#include "train/trainer.h"
+#include "train/step_plan.h"
 
 namespace minillm::app {
 namespace {
@@ -25,13 +23,6 @@ struct Arguments {
   int ranks = 1;
   profile::MeterOptions meter;
 };
-
-/// The file is opened before anything is measured: an unwritable one is told at once.
-std::ofstream open_for_writing(const std::string& path) {
-  std::ofstream file(path, std::ios::binary);
-  if (!file) throw InputError(path + ": cannot be written: " + std::strerror(errno));
-  return file;
-}
 
 profile::Times measure(const profile::Report& report, profile::MeterOptions options) {
   options.sm_limit = report.config.gemm.sm_limit;
@@ -47,16 +38,16 @@ void bench(const Arguments& arguments) {
   profile::Report report;
   report.config = config::load(arguments.config, arguments.overrides);
   report.ranks = arguments.ranks;
-  const shard::Layout layout = shard::make_layout(model::units(report.config.model), arguments.ranks);
-  report.config = train::with_head_chunk(report.config, layout);
-  report.cases = profile::matching(profile::step_cases(report.config, layout), arguments.only);
-  std::ofstream file;
-  if (!arguments.json.empty()) file = open_for_writing(arguments.json);
+  const train::StepPlan plan = train::make_step_plan(report.config, {arguments.ranks, arguments.ranks});
+  report.config = plan.config;
+  report.cases = profile::matching(profile::step_cases(plan.config, *plan.layout), arguments.only);
+  std::optional<OutputFile> file;
+  if (!arguments.json.empty()) file.emplace(arguments.json);
   if (!MINILLM_SIMULATED) report.times = measure(report, arguments.meter);
   profile::print_table(report, std::cout);
-  if (arguments.json.empty()) return;
-  file << profile::to_json(report) << std::flush;
-  if (!file) throw InputError(arguments.json + ": writing failed, the disk may be full");
+  if (!file) return;
+  file->stream() << profile::to_json(report);
+  file->finish();
 }
 
 }  // namespace

@@ -42,6 +42,7 @@ void run_command_line(Process& process) {
   app.require_subcommand(1);
   app.footer(exit_codes());
   add_train_command(app, process);
+  add_plan_command(app);
   add_bench_command(app);
   add_generate_command(app);
   add_config_command(app);

@@ -25,6 +25,7 @@ struct Process {
 void run_command_line(Process& process);
 
 void add_train_command(CLI::App& app, Process& process);
+void add_plan_command(CLI::App& app);
 void add_bench_command(CLI::App& app);
 void add_generate_command(CLI::App& app);
 void add_config_command(CLI::App& app);

@@ -153,9 +153,29 @@ bool convert(const Json& value, DType& member) {
   return false;
 }
 
+bool convert(const Json& value, Recompute& member) {
+  for (const Recompute mode : {Recompute::kNone, Recompute::kCheap, Recompute::kBlock}) {
+    if (value != name_of(mode)) continue;
+    member = mode;
+    return true;
+  }
+  return false;
+}
+
+bool convert(const Json& value, std::vector<Recompute>& member) {
+  member.clear();
+  const Json list = value.is_array() ? value : Json::array({value});
+  return std::ranges::all_of(list,
+                             [&](const Json& element) { return convert(element, member.emplace_back()); });
+}
+
 template <typename T>
 Json to_value(const T& member) {
-  if constexpr (std::is_same_v<T, DType>) {
+  if constexpr (std::is_same_v<T, std::vector<Recompute>>) {
+    Json list = Json::array();
+    for (const Recompute mode : member) list.push_back(name_of(mode));
+    return list.size() == 1 ? list.front() : list;
+  } else if constexpr (std::is_same_v<T, DType>) {
     return name_of(member);
   } else {
     return member;
@@ -194,6 +214,10 @@ Json parse_object(const std::string& text, const std::string& name) {
 }
 
 }  // namespace
+
+const char* name_of(Recompute mode) {
+  return mode == Recompute::kNone ? "none" : mode == Recompute::kCheap ? "cheap" : "block";
+}
 
 Config load(const std::string& path, const std::vector<std::string>& overrides) {
   errno = 0;

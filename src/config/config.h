@@ -36,24 +36,50 @@ struct Optimizer {
 
 struct Train {
   int64_t steps = 100;
-  int64_t stop_after = 0;   ///< end after so many steps of `steps`; 0: do not
-  int64_t micro_batch = 8;  ///< sequences per rank and step
+  int64_t stop_after = 0;         ///< end after so many steps of `steps`; 0: do not
+  int64_t micro_batch = 8;        ///< sequences per rank at a time
+  int64_t grad_accumulation = 1;  ///< micro-batches per step
   int64_t seq_len = 1024;
   int64_t seed = 0;
-  double grad_clip = 0;    ///< largest gradient norm; 0: no clipping
-  int64_t head_chunk = 0;  ///< rows of logits that exist at a time; 0: from the memory plan
+  double grad_clip = 0;     ///< largest gradient norm; 0: no clipping
+  int64_t head_chunk = 0;   ///< rows of logits that exist at a time; 0: from the memory plan
+  bool cuda_graph = false;  ///< the step is captured once and replayed
   Optimizer optimizer;
 };
 
 struct Parallel {
-  int64_t weight_slots = 2;
-  int64_t gradient_slots = 2;
-  double timeout_s = 600;  ///< a step that takes longer ends all ranks
+  std::string policy = "full";  ///< "full", "grads", "replicate", "hybrid" or "auto"
+  int64_t group_size = 0;       ///< of "hybrid": consecutive ranks that share a model; 0: those of a node
+  int64_t weight_slots = 0;     ///< 0: 2, with "grads" as many as blocks
+  int64_t gradient_slots = 0;   ///< 0: 2
+  bool reduce_every_micro_batch = true;
+  std::string hardware;                      ///< of "auto": a name or a file; empty: by the device's name
+  int64_t gather_ctas = 0, reduce_ctas = 0;  ///< most thread blocks of a collective; 0: NCCL's choice
+  bool copy_engines = true;  ///< gathers by copy engines where the ranks of a model share a node
+  double timeout_s = 600;    ///< a step that takes longer ends all ranks
 };
 
 struct Precision {
-  DType param = DType::kBf16;    ///< weights and activations in compute; masters and reductions are fp32
+  DType param = DType::kBf16;    ///< weights and activations in compute; masters are fp32
+  DType reduce = DType::kFp32;   ///< gradients on the wire, among the ranks that share a model
   DType moments = DType::kFp32;  ///< of AdamW; bf16 with stochastic rounding
+};
+
+/// What a block keeps from forward to backward.
+enum class Recompute : uint8_t {
+  kNone,   ///< everything that the backward pass reads
+  kCheap,  ///< all but the outputs of norms and activation functions, which are made again
+  kBlock,  ///< its input; the backward pass runs the block forward again
+};
+const char* name_of(Recompute mode);  ///< "none", "cheap" or "block"
+
+struct Memory {
+  std::vector<Recompute> recompute = {Recompute::kCheap};  ///< of all blocks, or of each
+  int64_t limit = 0;  ///< bytes of the plan at most; 0: what the device has free
+
+  Recompute recompute_of(int64_t block) const {
+    return recompute[recompute.size() == 1 ? 0 : static_cast<size_t>(block)];
+  }
 };
 
 /// Which of cuBLASLt's algorithms compute the matrix products.
@@ -77,6 +103,7 @@ struct Config {
   Train train;
   Parallel parallel;
   Precision precision;
+  Memory memory;
   Gemm gemm;
   Data data;
   Checkpoint checkpoint;

@@ -21,6 +21,40 @@ void require(bool holds, const std::string& name, const std::string& otherwise) 
   if (!holds) throw UsageError(name + ": " + otherwise);
 }
 
+// Settings of the policy that mean nothing together, or of which one would be ignored.
+void check_parallel(const Config& config, const std::string& name) {
+  const Parallel& parallel = config.parallel;
+  const std::string policy = "parallel.policy (\"" + parallel.policy + "\")";
+  const bool automatic = parallel.policy == "auto", replicate = parallel.policy == "replicate";
+  const auto only_with = [&](bool holds, const std::string& key, const std::string& why) {
+    require(holds, name, key + " does not go with " + policy + ": " + why);
+  };
+  only_with(parallel.group_size == 0 || parallel.policy == "hybrid",
+            named("parallel.group_size", parallel.group_size), "only \"hybrid\" has groups; leave it at 0");
+  only_with(parallel.weight_slots == 0 || parallel.policy == "full" || parallel.policy == "hybrid",
+            named("parallel.weight_slots", parallel.weight_slots),
+            replicate ? "weights are not gathered; leave it at 0" : "it decides itself; leave it at 0");
+  require(parallel.weight_slots != 1, name,
+          named("parallel.weight_slots", parallel.weight_slots) +
+              " is too few: one block is gathered while another computes; use 2 or more, or 0");
+  only_with(parallel.gradient_slots == 0 || !automatic,
+            named("parallel.gradient_slots", parallel.gradient_slots), "it decides itself; leave it at 0");
+  only_with(parallel.hardware.empty() || automatic, "parallel.hardware (\"" + parallel.hardware + "\")",
+            "only \"auto\" uses it; leave it empty");
+  only_with(config.precision.reduce == DType::kFp32 || !replicate, "precision.reduce (\"bf16\")",
+            "gradients of replicas are summed in fp32; use \"fp32\"");
+  require(parallel.reduce_every_micro_batch || config.train.grad_accumulation > 1, name,
+          "parallel.reduce_every_micro_batch (false) does not go with " +
+              named("train.grad_accumulation", config.train.grad_accumulation) +
+              ": with one micro-batch there is one reduction; use true");
+  const size_t modes = config.memory.recompute.size();
+  require(modes == 1 || static_cast<int64_t>(modes) == config.model.n_layers, name,
+          "memory.recompute lists " + std::to_string(modes) + " modes, but " +
+              named("model.n_layers", config.model.n_layers) + " blocks need one each");
+  only_with(!automatic || config.memory.recompute == Memory{}.recompute, "memory.recompute",
+            "it decides itself; leave it at \"cheap\"");
+}
+
 }  // namespace
 
 std::string Integer::wanted() const {
@@ -58,7 +92,8 @@ void check_config(const Config& config, const std::string& name) {
   require(train.micro_batch * train.seq_len <= std::numeric_limits<int32_t>::max(), name,
           named("train.micro_batch", train.micro_batch) + " * " + named("train.seq_len", train.seq_len) +
               " = " + std::to_string(train.micro_batch * train.seq_len) +
-              " tokens; at most 2147483647 per rank and step");
+              " tokens; at most 2147483647 per rank at a time");
+  check_parallel(config, name);
   require(config.data.source != "text" || !config.data.path.empty(), name,
           "data.source is \"text\" but data.path is empty; name a file or a glob, e.g. \"corpus/*.txt\"");
   require(config.gemm.cache.empty() || !config.gemm.deterministic, name,

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "config/config.h"
 
@@ -36,6 +37,11 @@ struct Type {
   std::string wanted() const { return "\"bf16\" or \"fp32\""; }
   bool allows(DType) const { return true; }
 };
+/// One mode for all blocks, or a list with one for each.
+struct RecomputeModes {
+  std::string wanted() const { return "\"none\", \"cheap\", \"block\", or a list of them, one per block"; }
+  bool allows(const std::vector<Recompute>& modes) const { return !modes.empty(); }
+};
 struct Text {
   std::string_view words = "a string";
   bool (*test)(std::string_view) = [](std::string_view) { return true; };
@@ -51,6 +57,10 @@ inline bool is_initializer(std::string_view value) {
 }
 inline bool is_source(std::string_view value) {
   return value == "random" || value == "text";
+}
+
+inline bool is_policy(std::string_view value) {
+  return value == "full" || value == "grads" || value == "replicate" || value == "hybrid" || value == "auto";
 }
 
 /// Calls key(path, member, allowed, meaning) for every key below `model`. The model may be const.
@@ -79,13 +89,18 @@ void for_each_key(ConfigT&& config, Key&& key) {
   auto& train = config.train;
   key("train.steps", train.steps, Integer{1}, "optimizer steps");
   key("train.stop_after", train.stop_after, Integer{0}, "end after so many of the steps; 0: after all");
-  key("train.micro_batch", train.micro_batch, Integer{1, 1 << 24}, "sequences per rank and step");
+  key("train.micro_batch", train.micro_batch, Integer{1, 1 << 24}, "sequences per rank at a time");
+  key("train.grad_accumulation", train.grad_accumulation, Integer{1, 1 << 16},
+      "micro-batches per rank and optimizer step; the loss is the mean over the valid targets of them all");
   key("train.seq_len", train.seq_len, Integer{1, 1 << 24}, "tokens of a sequence");
   key("train.seed", train.seed, Integer{0, std::numeric_limits<int64_t>::max()},
       "of the initial weights and of the order of the data");
   key("train.grad_clip", train.grad_clip, Real{0, kHuge}, "largest norm of the gradient; 0: no clipping");
   key("train.head_chunk", train.head_chunk, Integer{0},
       "rows of logits that exist at a time; 0: 1024, or as many more as need no more memory than those");
+
+  key("train.cuda_graph", train.cuda_graph, Boolean{},
+      "the step is captured once as a CUDA graph, collectives included, and replayed");
 
   auto& optimizer = train.optimizer;
   key("train.optimizer.lr", optimizer.lr, Real{0, kHuge}, "learning rate of AdamW");
@@ -96,18 +111,53 @@ void for_each_key(ConfigT&& config, Key&& key) {
       "decoupled, of every parameter");
 
   auto& parallel = config.parallel;
-  key("parallel.weight_slots", parallel.weight_slots, Integer{2, 1 << 16},
-      "blocks whose gathered weights exist at a time");
-  key("parallel.gradient_slots", parallel.gradient_slots, Integer{1, 1 << 16},
-      "blocks whose full gradients exist at a time");
+  key("parallel.policy", parallel.policy,
+      Text{"\"full\", \"grads\", \"replicate\", \"hybrid\" or \"auto\"", is_policy},
+      "full: weights, gradients and optimizer state are sharded over all ranks (ZeRO-3); grads: the same, "
+      "but "
+      "weights are kept from forward to backward (ZeRO-2); replicate: every rank has everything (DDP); "
+      "hybrid: "
+      "sharded within groups of parallel.group_size ranks, replicated across them; auto: the fastest of "
+      "them, "
+      "with the fastest slots and recomputation, on the model of parallel.hardware within the memory there "
+      "is");
+  key("parallel.group_size", parallel.group_size, Integer{0, 1 << 20},
+      "of hybrid: consecutive ranks that share one copy of the model; 0: the ranks of a node");
+  key("parallel.weight_slots", parallel.weight_slots, Integer{0, 1 << 16},
+      "blocks whose gathered weights exist at a time, at least 2; 0: 2, with grads all blocks");
+  key("parallel.gradient_slots", parallel.gradient_slots, Integer{0, 1 << 16},
+      "units whose full gradients exist at a time; 0: 2");
+  key("parallel.reduce_every_micro_batch", parallel.reduce_every_micro_batch, Boolean{},
+      "gradients of each micro-batch are reduced and added in fp32 shards; false: full gradients of all "
+      "units "
+      "are kept, added, and reduced once per step");
+  key("parallel.hardware", parallel.hardware, Text{"a string: a name or a file"},
+      "what auto takes the times from: a name that `minillm plan --help` lists, or a file as `minillm bench "
+      "--json` writes it; empty: by the name of the device");
+  key("parallel.gather_ctas", parallel.gather_ctas, Integer{0, 64},
+      "most thread blocks that a gather may take from compute; 0: NCCL chooses");
+  key("parallel.reduce_ctas", parallel.reduce_ctas, Integer{0, 64},
+      "most thread blocks that a reduction may take from compute; 0: NCCL chooses");
+  key("parallel.copy_engines", parallel.copy_engines, Boolean{},
+      "gathers run on copy engines instead of multiprocessors, where all ranks that share a model are in one "
+      "node; not with train.cuda_graph, whose first step is not captured");
   key("parallel.timeout_s", parallel.timeout_s, Real{1, 1e9},
       "a step that takes longer (seconds) ends all ranks");
 
   key("precision.param", config.precision.param, Type{},
-      "of weights and activations in compute; master weights and reductions are fp32");
+      "of weights and activations in compute; master weights are fp32");
+  key("precision.reduce", config.precision.reduce, Type{},
+      "of gradients on the wire, among the ranks that share a model; sums of shards and replicas are fp32");
 
   key("precision.moments", config.precision.moments, Type{},
       "of AdamW's two moments; bf16 is rounded stochastically and saves 4 bytes per parameter");
+
+  key("memory.recompute", config.memory.recompute, RecomputeModes{},
+      "what is computed again in the backward pass: nothing; what costs little (norms, activation "
+      "functions); or "
+      "blocks from their input");
+  key("memory.limit", config.memory.limit, Integer{0, std::numeric_limits<int64_t>::max()},
+      "bytes that the plan may take on a device; 0: what is free");
 
   auto& gemm = config.gemm;
   key("gemm.deterministic", gemm.deterministic, Boolean{},

@@ -47,24 +47,30 @@ DeviceMemory::DeviceMemory(int64_t bytes) {
         "programs");
   }
   check(code);
-  data_ = static_cast<std::byte*>(data);
-  bytes_ = bytes;
+  *this = DeviceMemory(static_cast<std::byte*>(data), bytes, [](void* memory) { (void)cudaFree(memory); });
+}
+
+DeviceMemory::DeviceMemory(std::byte* data, int64_t bytes, void (*free)(void* data))
+    : data_(data), bytes_(bytes), free_(free) {
   count_allocation(bytes);
 }
 
 DeviceMemory::~DeviceMemory() {
   if (!data_) return;
-  (void)cudaFree(data_);
+  free_(data_);
   bytes_in_use -= bytes_;
 }
 
 DeviceMemory::DeviceMemory(DeviceMemory&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      free_(std::exchange(other.free_, nullptr)) {}
 
 DeviceMemory& DeviceMemory::operator=(DeviceMemory&& other) noexcept {
   DeviceMemory moved(std::move(other));
   std::swap(data_, moved.data_);
   std::swap(bytes_, moved.bytes_);
+  std::swap(free_, moved.free_);
   return *this;
 }
 

@@ -12,6 +12,9 @@ class DeviceMemory {
   DeviceMemory() = default;
   /// 256-byte aligned, contents undefined. Throws MemoryError when the device has not enough.
   explicit DeviceMemory(int64_t bytes);
+  /// Takes over `bytes` bytes at `data` that another allocator gave, and calls free(data) at the end. Counted
+  /// like its own.
+  DeviceMemory(std::byte* data, int64_t bytes, void (*free)(void* data));
   ~DeviceMemory();
   DeviceMemory(DeviceMemory&& other) noexcept;
   DeviceMemory& operator=(DeviceMemory&& other) noexcept;
@@ -24,6 +27,7 @@ class DeviceMemory {
  private:
   std::byte* data_ = nullptr;
   int64_t bytes_ = 0;
+  void (*free_)(void*) = nullptr;
 };
 
 /// Owns page-locked host memory, as DeviceMemory owns device memory. Contents are zero.

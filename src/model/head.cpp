@@ -14,9 +14,9 @@ namespace minillm::model {
 
 void* Transformer::head_input(void* x, int64_t rows, const shard::Operands& o, cudaStream_t stream) const {
   if (!model_.final_norm) return x;
-  void* normed = buffer(o, head_.normed);
+  void* normed = buffer(o, narrow_);
   kernels::rmsnorm_forward({.y = normed,
-                            .rstd = buffer<float>(o, head_.rstd),
+                            .rstd = buffer<float>(o, final_rstd_),
                             .x = x,
                             .weight = weight(o, head_norm_, dtype_),
                             .rows = rows,
@@ -35,30 +35,31 @@ void Transformer::project(const void* in, int64_t rows, const shard::Operands& o
             .a = in,
             .b = weight(o, head_weight_, dtype_),
             .transpose_b = true,
-            .d = buffer(o, head_.logits),
+            .d = buffer(o, wide_),
             .input = dtype_,
             .output = dtype_},
            stream);
 }
 
-void Transformer::head_loss(const shard::Operands& o, cuda::BlasLt& blas, cudaStream_t stream) const {
+void Transformer::head_loss(const shard::Operation& operation, const shard::Operands& o, cuda::BlasLt& blas,
+                            cudaStream_t stream) const {
   const int64_t dim = model_.dim, columns = padded_vocabulary(model_);
   const void* table = weight(o, head_weight_, dtype_);
   void* x = buffer(o, input_[head_unit()]);
   void* normed = head_input(x, rows_, o, stream);
   void* d = buffer(o, d_residual_);
-  void* logits = buffer(o, head_.logits);
-  float* losses = buffer<float>(o, head_.losses);
-  float* scale = buffer<float>(o, head_.scale);
+  void* logits = buffer(o, wide_);
+  float* losses = buffer<float>(o, losses_);
+  float* scale = buffer<float>(o, loss_scale_);
 
   kernels::reciprocal_of_count(scale, o.valid_count, stream);
-  for (int64_t first = 0; first < rows_; first += shape_.head_chunk) {
-    const int64_t rows = std::min(shape_.head_chunk, rows_ - first);
+  for (int64_t first = 0; first < rows_; first += chunk_rows()) {
+    const int64_t rows = std::min(chunk_rows(), rows_ - first);
     const void* in = row_of(normed, first, dim, dtype_);
     project(in, rows, o, blas, stream);
     kernels::cross_entropy({.logits = logits,
                             .loss = losses + first,
-                            .targets = buffer<int32_t>(o, targets_) + first,
+                            .targets = ids(targets_, operation, o) + first,
                             .scale = scale,
                             .rows = rows,
                             .vocabulary = narrow<int>(model_.vocab_size),
@@ -83,12 +84,12 @@ void Transformer::head_loss(const shard::Operands& o, cuda::BlasLt& blas, cudaSt
               .b = in,
               .d = d_table,
               .c = d_table,
-              .beta = first == 0 ? 0.0f : 1.0f,
+              .beta = first == 0 && !operation.accumulate ? 0.0f : 1.0f,
               .input = dtype_,
               .output = DType::kFp32},
              stream);
   }
-  float* scratch = buffer<float>(o, head_.scratch);
+  float* scratch = buffer<float>(o, kernel_scratch_);
   kernels::sum({.out = o.loss_sum, .in = losses, .scratch = scratch, .count = rows_, .square = false},
                stream);
   if (model_.final_norm)
@@ -97,12 +98,13 @@ void Transformer::head_loss(const shard::Operands& o, cuda::BlasLt& blas, cudaSt
                                .dy = d,
                                .x = x,
                                .weight = weight(o, head_norm_, dtype_),
-                               .rstd = buffer<float>(o, head_.rstd),
+                               .rstd = buffer<float>(o, final_rstd_),
                                .residual = nullptr,
                                .scratch = scratch,
                                .rows = rows_,
                                .columns = narrow<int>(dim),
-                               .dtype = dtype_},
+                               .dtype = dtype_,
+                               .accumulate = operation.accumulate},
                               stream);
 }
 

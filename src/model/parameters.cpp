@@ -1,6 +1,7 @@
 #include "model/parameters.h"
 
 #include <cmath>
+#include <utility>
 
 #include "core/checked.h"
 
@@ -28,28 +29,31 @@ int64_t padded_vocabulary(const config::Model& model) {
 void for_each_parameter(const config::Model& model, const std::function<void(const Parameter&)>& visit) {
   const int64_t dim = model.dim, ffn = model.ffn_dim, vocabulary = model.vocab_size;
   const int head = static_cast<int>(model.n_layers) + 1;
-  const auto norm = [&](const std::string& name, int unit) {
-    visit({name, {dim}, unit, Distribution::kConstant, 1.0f});
+  const auto norm = [&](const std::string& name, int unit, int segment) {
+    visit({name, {dim}, unit, Distribution::kConstant, 1.0f, segment});
+  };
+  const auto uniform = [&](const std::string& name, std::vector<int64_t> shape, int unit, float bound,
+                           int segment) {
+    visit({name, std::move(shape), unit, Distribution::kUniform, bound, segment});
+  };
+  const auto zeros = [&](const std::string& name, int64_t elements, int unit, int segment) {
+    visit({name, {elements}, unit, Distribution::kConstant, 0.0f, segment});
   };
 
   visit({"embedding.weight", {vocabulary, dim}, 0, Distribution::kNormal, 1.0f});
   for (int unit = 1; unit < head; ++unit) {
     const std::string block = "layers." + std::to_string(unit - 1) + ".";
-    norm(block + "norm1.weight", unit);
-    visit({block + "attn.in_proj_weight",
-           {3 * dim, dim},
-           unit,
-           Distribution::kUniform,
-           xavier_bound(dim, 3 * dim)});
-    visit({block + "attn.in_proj_bias", {3 * dim}, unit, Distribution::kConstant, 0.0f});
-    visit({block + "attn.out_proj.weight", {dim, dim}, unit, Distribution::kUniform, linear_bound(dim)});
-    visit({block + "attn.out_proj.bias", {dim}, unit, Distribution::kConstant, 0.0f});
-    norm(block + "norm2.weight", unit);
-    visit({block + "ffn.up.weight", {ffn, dim}, unit, Distribution::kUniform, linear_bound(dim)});
-    visit({block + "ffn.down.weight", {dim, ffn}, unit, Distribution::kUniform, linear_bound(ffn)});
+    norm(block + "norm1.weight", unit, kAttentionInput);
+    uniform(block + "attn.in_proj_weight", {3 * dim, dim}, unit, xavier_bound(dim, 3 * dim), kAttentionInput);
+    zeros(block + "attn.in_proj_bias", 3 * dim, unit, kAttentionInput);
+    uniform(block + "attn.out_proj.weight", {dim, dim}, unit, linear_bound(dim), kAttentionOutput);
+    zeros(block + "attn.out_proj.bias", dim, unit, kAttentionOutput);
+    norm(block + "norm2.weight", unit, kFeedForward);
+    uniform(block + "ffn.up.weight", {ffn, dim}, unit, linear_bound(dim), kFeedForward);
+    uniform(block + "ffn.down.weight", {dim, ffn}, unit, linear_bound(ffn), kFeedForward);
   }
-  if (model.final_norm) norm("final_norm.weight", head);
-  visit({kHeadWeight, {vocabulary, dim}, head, Distribution::kUniform, linear_bound(dim)});
+  if (model.final_norm) norm("final_norm.weight", head, 0);
+  uniform(kHeadWeight, {vocabulary, dim}, head, linear_bound(dim), 0);
 }
 
 std::vector<shard::UnitSpec> units(const config::Model& model) {
@@ -61,7 +65,7 @@ std::vector<shard::UnitSpec> units(const config::Model& model) {
   units.push_back({"head", {}, kEnds});
   for_each_parameter(model, [&](const Parameter& p) {
     const int64_t reserved = p.name == kHeadWeight ? padded_vocabulary(model) * model.dim : 0;
-    units[static_cast<size_t>(p.unit)].tensors.push_back({p.name, p.shape, reserved});
+    units[static_cast<size_t>(p.unit)].tensors.push_back({p.name, p.shape, reserved, p.segment});
   });
   return units;
 }

@@ -13,6 +13,13 @@
 
 namespace minillm::model {
 
+/// Segments of a block: groups of tensors whose gradients are ready, and reduced, together.
+enum BlockSegment : int {
+  kAttentionInput,   ///< norm1.weight, attn.in_proj_weight, attn.in_proj_bias
+  kAttentionOutput,  ///< attn.out_proj.weight, attn.out_proj.bias
+  kFeedForward,      ///< norm2.weight, ffn.up.weight, ffn.down.weight
+};
+
 struct Parameter {
   std::string name;            ///< as PyTorch names it: "layers.3.attn.in_proj_weight"
   std::vector<int64_t> shape;  ///< row-major; Linear weights are [out, in]
@@ -20,7 +27,8 @@ struct Parameter {
   /// Initial values of PyTorch's layers: N(0, 1) for the embedding, Xavier uniform for the packed QKV
   /// projection, U(±1/√fan_in) for the other Linear weights, 0 for biases, 1 for norms.
   kernels::Distribution distribution = kernels::Distribution::kConstant;
-  float a = 0;  ///< parameter of the distribution (kernels/initialize.h)
+  float a = 0;      ///< parameter of the distribution (kernels/initialize.h)
+  int segment = 0;  ///< of the unit: a BlockSegment in blocks, 0 elsewhere
 };
 
 /// Rows that the head's weight has in memory: the vocabulary and zeros up to a multiple of 64, so that every
@@ -30,7 +38,8 @@ int64_t padded_vocabulary(const config::Model& model);
 /// Calls `visit` for every parameter, units in forward order.
 void for_each_parameter(const config::Model& model, const std::function<void(const Parameter&)>& visit);
 
-/// The units that are gathered and reduced as one: embedding, blocks, head with the final norm.
+/// The units that are gathered as one: embedding, blocks, head with the final norm. Blocks have the segments
+/// above, the others one each.
 std::vector<shard::UnitSpec> units(const config::Model& model);
 
 }  // namespace minillm::model

@@ -1,4 +1,4 @@
-// Buffers and their uses; the passes are in forward.cpp, head.cpp and backward.cpp.
+// Buffers; which operation uses which is in uses.cpp, the passes in forward.cpp, head.cpp and backward.cpp.
 #include "model/transformer.h"
 
 #include <algorithm>
@@ -14,30 +14,25 @@
 
 namespace minillm::model {
 
-using shard::BufferUse;
 using shard::OpKind;
 using shard::Purpose;
 
 Transformer::Transformer(const config::Model& model, const BatchShape& shape, DType dtype,
-                         const shard::Layout& layout)
+                         const shard::Layout& layout, const Recomputation& recomputation)
     : model_(model), shape_(shape), dtype_(dtype), layout_(layout), rows_(shape.batch * shape.sequence) {
-  const int64_t residual_bytes = rows_ * model_.dim * size_of(dtype_);
-  tokens_ = add("tokens", rows_ * 4, Purpose::kInputs);
-  targets_ = add("targets", rows_ * 4, Purpose::kInputs);
-  if (model_.rope_theta > 0)
-    rope_table_ = add("rope table", shape_.sequence * model_.head_size() / 2 * 8, Purpose::kInputs);
+  if (!recomputation.blocks.empty() && std::ssize(recomputation.blocks) != model_.n_layers)
+    throw InternalError("Transformer: what to recompute is given for " +
+                        std::to_string(recomputation.blocks.size()) + " blocks, but the model has " +
+                        std::to_string(model_.n_layers));
+  add_inputs();
+  add_scratch();
   input_.assign(static_cast<size_t>(unit_count()), -1);
   blocks_.resize(static_cast<size_t>(head_unit()));
   for (int unit = 1; unit <= head_unit(); ++unit) {
-    input_[unit] = add(layout_.units[unit].name + " input", residual_bytes, Purpose::kActivations);
-    if (unit < head_unit()) add_block(unit);
+    input_[unit] = add_rows(layout_.units[unit].name + " input", model_.dim, Purpose::kActivations);
+    if (unit < head_unit()) add_block(unit, recomputation);
   }
-  add_head();
-  d_residual_ = add("residual gradient", residual_bytes, Purpose::kActivations);
-  embedding_scratch_ =
-      add("embedding scratch",
-          kernels::embedding_backward_scratch(rows_, model_.vocab_size, narrow<int>(model_.dim)),
-          Purpose::kScratch);
+  d_residual_ = add_rows("residual gradient", model_.dim, Purpose::kActivations);
 
   if (model_.n_layers > 0)
     block_ = {offset(1, "norm1.weight"),    offset(1, "in_proj_weight"), offset(1, "in_proj_bias"),
@@ -52,54 +47,117 @@ int Transformer::add(std::string name, int64_t bytes, Purpose purpose) {
   return static_cast<int>(buffers_.size()) - 1;
 }
 
-void Transformer::add_block(int unit) {
-  const std::string name = layout_.units[unit].name + " ";
-  const int64_t element = size_of(dtype_), dim = model_.dim, ffn = model_.ffn_dim;
-  const int64_t statistic = 4;  // fp32
-  BlockBuffers& b = blocks_[unit];
-  b.rstd1 = add(name + "rstd1", rows_ * statistic, Purpose::kActivations);
-  b.qkv = add(name + "qkv", rows_ * 3 * dim * element, Purpose::kActivations);
-  b.attention = add(name + "attention", rows_ * dim * element, Purpose::kActivations);
-  b.lse = add(name + "lse", rows_ * model_.n_heads * statistic, Purpose::kActivations);
-  b.middle = add(name + "middle", rows_ * dim * element, Purpose::kActivations);
-  b.rstd2 = add(name + "rstd2", rows_ * statistic, Purpose::kActivations);
-  b.ffn = add(name + "ffn", rows_ * ffn * element, Purpose::kActivations);
-  // Scratch gets a name per operation, so that its memory is free to others in between.
-  b.forward_normed = add(name + "forward normed", rows_ * dim * element, Purpose::kScratch);
-  b.forward_activation = add(name + "forward activation", rows_ * ffn * element, Purpose::kScratch);
-  // In turn SiLU output, gradient of the FFN pre-activation, gradient of QKV.
-  b.backward_wide = add(name + "backward wide", rows_ * std::max(ffn, 3 * dim) * element, Purpose::kScratch);
-  b.backward_normed = add(name + "backward normed", rows_ * dim * element, Purpose::kScratch);
-  b.backward_d_normed = add(name + "backward d_normed", rows_ * dim * element, Purpose::kScratch);
-  b.backward_scratch = add(name + "backward scratch", backward_scratch_bytes(), Purpose::kScratch);
+int Transformer::add_rows(std::string name, int64_t columns, Purpose purpose) {
+  return add(std::move(name), rows_ * columns * size_of(dtype_), purpose);
 }
 
-void Transformer::add_head() {
-  if (model_.final_norm) {
-    head_.rstd = add("head rstd", rows_ * 4, Purpose::kScratch);
-    head_.normed = add("head normed", rows_ * model_.dim * size_of(dtype_), Purpose::kScratch);
-  }
-  const int64_t chunk = std::min(shape_.head_chunk, rows_);
-  head_.logits = add("logits", chunk * padded_vocabulary(model_) * size_of(dtype_), Purpose::kScratch);
-  head_.losses = add("losses", rows_ * 4, Purpose::kScratch);
-  head_.scale = add("loss scale", 4, Purpose::kScratch);
-  head_.scratch = add("head scratch",
-                      std::max(kernels::sum_scratch(rows_),
-                               kernels::rmsnorm_backward_scratch(rows_, narrow<int>(model_.dim))),
-                      Purpose::kScratch);
+void Transformer::add_inputs() {
+  constexpr int64_t kId = sizeof(int32_t), kPair = sizeof(float2);
+  tokens_ = add("tokens", shape_.micro_batches * rows_ * kId, Purpose::kInputs);
+  targets_ = add("targets", shape_.micro_batches * rows_ * kId, Purpose::kInputs);
+  if (model_.rope_theta > 0)
+    rope_table_ = add("rope table", shape_.sequence * model_.head_size() / 2 * kPair, Purpose::kInputs);
 }
 
-int64_t Transformer::backward_scratch_bytes() const {
+void Transformer::add_scratch() {
+  constexpr int64_t kStatistic = sizeof(float);
   const int dim = narrow<int>(model_.dim);
-  return std::max({kernels::rmsnorm_backward_scratch(rows_, dim),
-                   kernels::bias_gradient_scratch(rows_, 3 * dim),
-                   kernels::attention_backward_scratch(attention_shape())});
+  const int64_t wide = rows_ * std::max(model_.ffn_dim, 3 * model_.dim);
+  narrow_ = add_rows("narrow scratch", dim, Purpose::kScratch);
+  wide_ = add("wide scratch", std::max(wide, chunk_rows() * padded_vocabulary(model_)) * size_of(dtype_),
+              Purpose::kScratch);
+  kernel_scratch_ =
+      add("kernel scratch",
+          std::max({kernels::rmsnorm_backward_scratch(rows_, dim), kernels::bias_gradient_scratch(rows_, dim),
+                    kernels::bias_gradient_scratch(rows_, 3 * dim),
+                    kernels::attention_backward_scratch(attention_shape()), kernels::sum_scratch(rows_),
+                    kernels::embedding_backward_scratch(rows_, model_.vocab_size, dim)}),
+          Purpose::kScratch);
+  losses_ = add("losses", rows_ * kStatistic, Purpose::kScratch);
+  loss_scale_ = add("loss scale", kStatistic, Purpose::kScratch);
+  if (model_.final_norm) final_rstd_ = add("final rstd", rows_ * kStatistic, Purpose::kScratch);
+}
+
+Transformer::Activations Transformer::add_activations(const std::string& owner, bool norms_and_silu) {
+  constexpr int64_t kStatistic = sizeof(float);
+  const auto rows = [&](const char* what, int64_t columns) {
+    return add_rows(owner + what, columns, Purpose::kActivations);
+  };
+  const auto statistics = [&](const char* what, int64_t columns) {
+    return add(owner + what, rows_ * columns * kStatistic, Purpose::kActivations);
+  };
+  const int64_t dim = model_.dim, ffn = model_.ffn_dim;
+  Activations a{.rstd1 = statistics(" rstd1", 1),
+                .qkv = rows(" qkv", 3 * dim),
+                .attention = rows(" attention", dim),
+                .lse = statistics(" lse", model_.n_heads),
+                .middle = rows(" middle", dim),
+                .rstd2 = statistics(" rstd2", 1),
+                .pre_activation = rows(" pre-activation", ffn)};
+  if (norms_and_silu) {
+    a.normed1 = rows(" normed1", dim);
+    a.normed2 = rows(" normed2", dim);
+    a.activation = rows(" activation", ffn);
+  }
+  return a;
+}
+
+void Transformer::add_block(int unit, const Recomputation& recomputation) {
+  const std::string name = layout_.units[unit].name;
+  const int block = unit - 1;
+  BlockBuffers& b = blocks_[unit];
+  b.recompute = recomputation.blocks.empty() ? Recompute::kCheap : recomputation.blocks[block];
+  if (b.recompute == Recompute::kBlock) {
+    if (!passing_) passing_ = add_activations("passing", false);
+    b.splits = block < recomputation.deferred_blocks;
+    b.forward = *passing_;
+    b.saved = b.splits ? add_activations(name + " again", false) : *passing_;
+  } else {
+    b.forward = b.saved = add_activations(name, b.recompute == Recompute::kNone);
+  }
+  b.d_output = add_rows(name + " output gradient", model_.dim, Purpose::kActivations);
+  b.d_middle = add_rows(name + " middle gradient", model_.dim, Purpose::kActivations);
+  b.d_pre_activation = add_rows(name + " pre-activation gradient", model_.ffn_dim, Purpose::kActivations);
+  b.d_qkv = add_rows(name + " qkv gradient", 3 * model_.dim, Purpose::kActivations);
 }
 
 int64_t Transformer::offset(int unit, const std::string& suffix) const {
   for (const shard::Slice& slice : layout_.units[unit].slices)
     if (slice.name.ends_with(suffix)) return slice.offset;
   throw InternalError("unit " + layout_.units[unit].name + " has no tensor " + suffix);
+}
+
+bool Transformer::knows(const shard::Operation& operation) const {
+  const int unit = operation.unit;
+  const bool block = unit > 0 && unit < head_unit();
+  switch (operation.kind) {
+    case OpKind::kForward:
+    case OpKind::kBackward:
+      return unit == 0 || block;
+    case OpKind::kHeadLoss:
+      return unit == head_unit();
+    case OpKind::kRecompute:
+      return block && blocks_[unit].recompute == Recompute::kBlock;
+    case OpKind::kBackwardInput:
+      return block && blocks_[unit].splits;
+    case OpKind::kBackwardWeight:
+      return block && blocks_[unit].splits && operation.segment >= -1 && operation.segment <= kFeedForward;
+    default:
+      return false;
+  }
+}
+
+void Transformer::check(const shard::Operation& operation) const {
+  if (knows(operation) && operation.micro_batch >= 0 && operation.micro_batch < shape_.micro_batches) return;
+  throw InternalError(
+      "Transformer: '" + describe(operation, layout_.unit_names()) + "' is no operation of this model of " +
+      std::to_string(model_.n_layers) + " blocks and " + std::to_string(shape_.micro_batches) +
+      " micro-batches. Only blocks that are recomputed whole have kRecompute, and of those only the deferred "
+      "have kBackwardInput and kBackwardWeight.");
+}
+
+int64_t Transformer::chunk_rows() const {
+  return std::min(shape_.head_chunk, rows_);
 }
 
 kernels::AttentionShape Transformer::attention_shape() const {
@@ -116,42 +174,6 @@ kernels::AttentionShape Transformer::attention_shape() const {
 std::vector<float2> Transformer::rope_table_values() const {
   return kernels::rope_table(narrow<int>(shape_.sequence), narrow<int>(model_.head_size()),
                              model_.rope_theta);
-}
-
-BufferUse Transformer::uses(OpKind kind, int unit) const {
-  BufferUse use;
-  const auto with_rope = [&] {
-    if (rope_table_ >= 0) use.reads.push_back(rope_table_);
-  };
-  if (kind == OpKind::kBegin) {
-    use.writes = {tokens_, targets_};
-  } else if (kind == OpKind::kForward && unit == 0) {
-    use = {{tokens_}, {input_[1]}};
-  } else if (kind == OpKind::kForward) {
-    const BlockBuffers& b = blocks_[unit];
-    use = {{input_[unit]},
-           {b.rstd1, b.qkv, b.attention, b.lse, b.middle, b.rstd2, b.ffn, b.forward_normed,
-            b.forward_activation, input_[unit + 1]}};
-    with_rope();
-  } else if (kind == OpKind::kHeadLoss) {
-    use = logits_uses();
-    use.reads.push_back(targets_);
-    use.writes.insert(use.writes.end(), {head_.losses, head_.scale, head_.scratch, d_residual_});
-  } else if (kind == OpKind::kBackward && unit == 0) {
-    use = {{tokens_, d_residual_}, {embedding_scratch_}};
-  } else if (kind == OpKind::kBackward) {
-    const BlockBuffers& b = blocks_[unit];
-    use = {{input_[unit], b.rstd1, b.qkv, b.attention, b.lse, b.middle, b.rstd2, b.ffn, d_residual_},
-           {d_residual_, b.backward_wide, b.backward_normed, b.backward_d_normed, b.backward_scratch}};
-    with_rope();
-  }
-  return use;
-}
-
-BufferUse Transformer::logits_uses() const {
-  BufferUse use{{input_[head_unit()]}, {head_.logits}};
-  if (model_.final_norm) use.writes.insert(use.writes.end(), {head_.rstd, head_.normed});
-  return use;
 }
 
 }  // namespace minillm::model

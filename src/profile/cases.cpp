@@ -4,6 +4,8 @@
 #include <regex>
 
 #include "core/error.h"
+#include "cuda/check.h"
+#include "kernels/accumulate.h"
 #include "kernels/adamw.h"
 #include "kernels/cast.h"
 #include "kernels/cross_entropy.h"
@@ -15,16 +17,17 @@ namespace minillm::profile {
 namespace {
 
 void add_loss(std::vector<Case>& cases, const Shapes& s) {
+  const int64_t tokens = s.micro_batches * s.rows;
   cases.push_back({.name = "count_valid_targets",
                    .calls = 1,
-                   .cost = {.bytes = 4 * s.rows + 4, .flops = s.rows},
-                   .buffers = {fp32(1), ids(s.rows, s.vocabulary)},
+                   .cost = {.bytes = 4 * tokens + 4, .flops = tokens},
+                   .buffers = {fp32(1), ids(tokens, s.vocabulary)},
                    .run = [=](const Operands& o) {
                      const auto [count, targets] = o.take<2>();
-                     kernels::count_valid_targets(count, targets, s.rows, o.stream);
+                     kernels::count_valid_targets(count, targets, tokens, o.stream);
                    }});
   cases.push_back({.name = "reciprocal_of_count",
-                   .calls = 1,
+                   .calls = s.micro_batches,
                    .cost = {.bytes = 8, .flops = 2},
                    .buffers = {fp32(1), positive(1)},
                    .run = [](const Operands& o) {
@@ -36,7 +39,7 @@ void add_loss(std::vector<Case>& cases, const Shapes& s) {
     const int64_t rows = count;
     cases.push_back(
         {.name = "cross_entropy" + suffix,
-         .calls = calls,
+         .calls = calls * s.micro_batches,
          .cost = kernels::cross_entropy_cost(rows, vocabulary, s.dtype, columns),
          .buffers = {tensor(rows * columns, s.dtype), fp32(rows), ids(rows, s.vocabulary), positive(1)},
          .run = [=](const Operands& o) {
@@ -70,49 +73,78 @@ Case adamw_case(std::string name, int64_t calls, int64_t count, const config::Co
   const DType moments = config.precision.moments;
   const bool copy = config.precision.param != DType::kFp32;
   const auto seed = static_cast<uint64_t>(config.train.seed);
-  const config::Optimizer optimizer = config.train.optimizer;
+  const config::Optimizer& optimizer = config.train.optimizer;
+  const kernels::AdamWOptions options = {.beta1 = optimizer.beta1,
+                                         .beta2 = optimizer.beta2,
+                                         .epsilon = optimizer.eps,
+                                         .weight_decay = optimizer.weight_decay};
+  const kernels::AdamWStep first_step = kernels::adamw_step(options, optimizer.lr, 1);
   return {.name = std::move(name),
           .calls = calls,
           .cost = kernels::adamw_cost(count, copy, moments),
-          .buffers = {fp32(count), tensor(count, moments), positive(count, moments),
-                      copy ? tensor(count, DType::kBf16) : Buffer{}, fp32(count), positive(1)},
-          .run = [=](const Operands& o) {
-            const auto [master, moment1, moment2, parameter, gradient, scale] = o.take<6>();
-            kernels::adamw({.master = master,
-                            .moment1 = moment1,
-                            .moment2 = moment2,
-                            .parameter = copy ? static_cast<void*>(parameter) : nullptr,
-                            .gradient = gradient,
-                            .gradient_scale = scale,
-                            .count = count,
-                            .learning_rate = optimizer.lr,
-                            .beta1 = optimizer.beta1,
-                            .beta2 = optimizer.beta2,
-                            .epsilon = optimizer.eps,
-                            .weight_decay = optimizer.weight_decay,
-                            .step = 1,
-                            .moment_type = moments,
-                            .seed = seed},
-                           o.stream);
-          }};
+          .buffers = {fp32(count),
+                      tensor(count, moments),
+                      positive(count, moments),
+                      copy ? tensor(count, DType::kBf16) : Buffer{},
+                      fp32(count),
+                      positive(1),
+                      {sizeof(first_step)}},
+          .run =
+              [=](const Operands& o) {
+                const auto [master, moment1, moment2, parameter, gradient, scale, step] = o.take<7>();
+                kernels::adamw({.master = master,
+                                .moment1 = moment1,
+                                .moment2 = moment2,
+                                .parameter = copy ? static_cast<void*>(parameter) : nullptr,
+                                .gradient = gradient,
+                                .gradient_scale = scale,
+                                .step = step,
+                                .count = count,
+                                .options = options,
+                                .moment_type = moments,
+                                .seed = seed},
+                               o.stream);
+              },
+          .prepare =
+              [=](const Operands& o) {
+                cuda::check(cudaMemcpyAsync(o.buffers.back().at, &first_step, sizeof(first_step),
+                                            cudaMemcpyHostToDevice, o.stream));
+                cuda::check(cudaStreamSynchronize(o.stream));
+              }};
+}
+
+/// A segment: its elements on a rank and in all, and how many units have one like it.
+struct Shard {
+  std::string name;
+  int64_t elements, full_elements, count;
+};
+std::vector<Shard> shards_of(const shard::Layout& layout, const Shapes& s) {
+  std::vector<Shard> list;
+  const auto add = [&](const std::string& name, const shard::UnitLayout& unit, int64_t count) {
+    for (size_t i = 0; i < unit.segments.size(); ++i)
+      list.push_back({unit.segments.size() > 1 ? name + " segment " + std::to_string(i) : name,
+                      unit.segments[i].shard_elements, unit.segments[i].padded_elements, count});
+  };
+  add("embedding", layout.units.front(), 1);
+  add("block", layout.units[1], s.layers);
+  add("head", layout.units.back(), 1);
+  return list;
 }
 
 void add_optimizer(std::vector<Case>& cases, const config::Config& config, const shard::Layout& layout,
                    const Shapes& s) {
-  struct Shard {
-    std::string name;
-    int64_t elements, count;
-  };
-  const std::vector<Shard> shards = {{"embedding", layout.units.front().shard_elements, 1},
-                                     {"block", layout.units[1].shard_elements, s.layers},
-                                     {"head", layout.units.back().shard_elements, 1}};
-  cases.push_back(sum_case("sum of losses", 1, s.rows, false));
-  for (const auto& [name, elements, count] : shards)
-    cases.push_back(sum_case("sum of squares, " + name, count, elements, true));
-  cases.push_back(sum_case("sum of units", 1, std::ssize(layout.units), false));
+  const std::vector<Shard> shards = shards_of(layout, s);
+  cases.push_back(sum_case("sum of losses", s.micro_batches, s.rows, false));
+  cases.push_back(sum_case("sum of micro-batches", 1, s.micro_batches, false));
+  int64_t segments = 0;
+  for (const auto& [name, shard, full, count] : shards) {
+    cases.push_back(sum_case("sum of squares, " + name, count, shard, true));
+    segments += count;
+  }
+  cases.push_back(sum_case("sum of segments", 1, segments, false));
   const auto limit = static_cast<float>(config.train.grad_clip);
   cases.push_back({.name = "clip_factor",
-                   .calls = 1,
+                   .calls = limit > 0 ? 1 : 2,  // without clipping also of the loss
                    .cost = {.bytes = 12, .flops = 4},
                    .buffers = {fp32(1), fp32(1), positive(1)},
                    .run = [=](const Operands& o) {
@@ -121,8 +153,42 @@ void add_optimizer(std::vector<Case>& cases, const config::Config& config, const
                          {.factor = factor, .norm = norm, .sum_of_squares = sum_of_squares, .limit = limit},
                          o.stream);
                    }});
-  for (const auto& [name, elements, count] : shards)
-    cases.push_back(adamw_case("adamw, " + name, count, elements, config));
+  for (const auto& [name, shard, full, count] : shards)
+    cases.push_back(adamw_case("adamw, " + name, count, shard, config));
+}
+
+/// Between unreduced gradients and shards: rounding for the wire, and adding what was reduced apart.
+void add_reduction(std::vector<Case>& cases, const config::Config& config, const shard::Layout& layout,
+                   const Shapes& s) {
+  const DType type = config.precision.reduce;
+  const bool shared = layout.world > 1, rounds = shared && type != DType::kFp32;
+  const int64_t reductions = config.parallel.reduce_every_micro_batch ? s.micro_batches : 1;
+  const bool apart = rounds || (shared && reductions > 1);
+  for (const auto& [name, shard, full, count] : shards_of(layout, s)) {
+    const kernels::Cast cast = {.count = full};
+    cases.push_back({.name = "cast of gradients, " + name,
+                     .calls = rounds ? count * reductions : 0,
+                     .cost = kernels::cast_cost(cast),
+                     .buffers = {tensor(full, cast.out_type), tensor(full, cast.in_type)},
+                     .run = [=](const Operands& o) {
+                       const auto [out, in] = o.take<2>();
+                       kernels::cast({.out = out, .in = in, .count = cast.count}, o.stream);
+                     }});
+    const kernels::Accumulate piece = {.count = shard, .in_type = type, .accumulate = reductions > 1};
+    cases.push_back({.name = "accumulate, " + name,
+                     .calls = apart ? count * reductions : 0,
+                     .cost = kernels::accumulate_cost(piece),
+                     .buffers = {fp32(shard), tensor(shard, type)},
+                     .run = [=](const Operands& o) {
+                       const auto [out, in] = o.take<2>();
+                       kernels::accumulate({.out = out,
+                                            .in = in,
+                                            .count = piece.count,
+                                            .in_type = piece.in_type,
+                                            .accumulate = piece.accumulate},
+                                           o.stream);
+                     }});
+  }
 }
 
 /// What a run does once, before its first step.
@@ -152,12 +218,13 @@ void add_initial_values(std::vector<Case>& cases, const shard::Layout& layout) {
 }  // namespace
 
 std::vector<Case> step_cases(const config::Config& config, const shard::Layout& layout) {
-  const Shapes shapes(config);
+  const Shapes shapes(config, layout.world);
   std::vector<Case> cases;
   add_model_kernels(cases, shapes);
   add_loss(cases, shapes);
   add_optimizer(cases, config, layout, shapes);
   add_products(cases, shapes);
+  add_reduction(cases, config, layout, shapes);
   add_initial_values(cases, layout);
   std::stable_partition(cases.begin(), cases.end(), [](const Case& c) { return c.calls > 0; });
   return cases;

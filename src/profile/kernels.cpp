@@ -17,7 +17,7 @@ void add_embeddings(std::vector<Case>& cases, const Shapes& s) {
   const int columns = narrow<int>(s.dim);
   cases.push_back(
       {.name = "embedding_forward",
-       .calls = 1,
+       .calls = s.micro_batches,
        .cost = kernels::embedding_forward_cost(s.rows, columns, s.dtype),
        .buffers = {s.activations(s.dim), tensor(s.vocabulary * s.dim, s.dtype), ids(s.rows, s.vocabulary)},
        .run = [=](const Operands& o) {
@@ -31,7 +31,7 @@ void add_embeddings(std::vector<Case>& cases, const Shapes& s) {
                                     o.stream);
        }});
   cases.push_back({.name = "embedding_backward",
-                   .calls = 1,
+                   .calls = s.micro_batches,
                    .cost = kernels::embedding_backward_cost(s.rows, s.vocabulary, columns, s.dtype),
                    .buffers = {fp32(s.vocabulary * s.dim),
                                s.activations(s.dim),
@@ -55,7 +55,7 @@ void add_norms(std::vector<Case>& cases, const Shapes& s) {
   const int columns = narrow<int>(s.dim);
   const Buffer x = s.activations(s.dim), weight = tensor(s.dim, s.dtype), rstd = positive(s.rows);
   cases.push_back({.name = "rmsnorm_forward",
-                   .calls = 2 * s.layers + (s.final_norm ? 1 : 0),
+                   .calls = 2 * (s.block_passes + s.recomputed_blocks) + (s.final_norm ? s.micro_batches : 0),
                    .cost = kernels::rmsnorm_forward_cost(s.rows, columns, s.dtype),
                    .buffers = {x, rstd, x, weight},
                    .run = [=](const Operands& o) {
@@ -71,7 +71,7 @@ void add_norms(std::vector<Case>& cases, const Shapes& s) {
                                               o.stream);
                    }});
   cases.push_back({.name = "rmsnorm_recompute",
-                   .calls = 2 * s.layers,
+                   .calls = 2 * s.recomputed_norms,
                    .cost = kernels::rmsnorm_recompute_cost(s.rows, columns, s.dtype),
                    .buffers = {x, rstd, x, weight},
                    .run = [=](const Operands& o) {
@@ -112,7 +112,7 @@ void add_norm_gradients(std::vector<Case>& cases, const Shapes& s) {
   const Buffer x = s.activations(s.dim);
   for (const bool residual : {true, false}) {
     cases.push_back({.name = residual ? "rmsnorm_backward" : "rmsnorm_backward, final norm",
-                     .calls = residual ? 2 * s.layers : (s.final_norm ? 1 : 0),
+                     .calls = residual ? 2 * s.block_passes : (s.final_norm ? s.micro_batches : 0),
                      .cost = kernels::rmsnorm_backward_cost(s.rows, columns, residual, s.dtype),
                      .buffers = {x,
                                  fp32(s.dim),
@@ -143,7 +143,8 @@ void add_rope(std::vector<Case>& cases, const Shapes& s) {
   const int sequence = narrow<int>(s.sequence), heads = narrow<int>(s.heads),
             head_size = narrow<int>(s.dim / s.heads);
   cases.push_back({.name = "rope",
-                   .calls = s.rope ? 2 * s.layers : 0,  // forward, and back in the backward pass
+                   // Forward, and back in the backward pass.
+                   .calls = s.rope ? 2 * s.block_passes + s.recomputed_blocks : 0,
                    .cost = kernels::rope_cost(s.batch, sequence, heads, head_size, s.dtype),
                    .buffers = {s.activations(3 * s.dim), fp32(s.sequence * head_size)},
                    .run = [=](const Operands& o) {
@@ -170,7 +171,7 @@ void add_attention(std::vector<Case>& cases, const Shapes& s) {
                                          .dtype = s.dtype};
   const Buffer qkv = s.activations(3 * s.dim), out = s.activations(s.dim), lse = fp32(s.rows * s.heads);
   cases.push_back({.name = "attention_forward",
-                   .calls = s.layers,
+                   .calls = s.block_passes + s.recomputed_blocks,
                    .cost = kernels::attention_forward_cost(shape),
                    .buffers = {out, lse, qkv},
                    .run = [=](const Operands& o) {
@@ -179,7 +180,7 @@ void add_attention(std::vector<Case>& cases, const Shapes& s) {
                                                 o.stream);
                    }});
   cases.push_back({.name = "attention_backward",
-                   .calls = s.layers,
+                   .calls = s.block_passes,
                    .cost = kernels::attention_backward_cost(shape),
                    .buffers = {qkv, out, qkv, out, lse, {kernels::attention_backward_scratch(shape)}},
                    .run =
@@ -207,7 +208,7 @@ void add_activations(std::vector<Case>& cases, const Shapes& s) {
   const int64_t count = s.rows * s.ffn;
   const int columns = narrow<int>(s.ffn);
   cases.push_back({.name = "silu_forward",
-                   .calls = 2 * s.layers,  // once more in the backward pass
+                   .calls = s.block_passes + s.recomputed_norms,  // once more in the backward pass
                    .cost = kernels::silu_forward_cost(count, s.dtype),
                    .buffers = {narrow_rows, narrow_rows},
                    .run = [=](const Operands& o) {
@@ -215,7 +216,7 @@ void add_activations(std::vector<Case>& cases, const Shapes& s) {
                      kernels::silu_forward({.y = y, .u = u, .count = count, .dtype = s.dtype}, o.stream);
                    }});
   cases.push_back({.name = "silu_backward",
-                   .calls = s.layers,
+                   .calls = s.block_passes,
                    .cost = kernels::silu_backward_cost(count, s.dtype),
                    .buffers = {narrow_rows, narrow_rows},
                    .run = [=](const Operands& o) {
@@ -255,7 +256,7 @@ void add_bias_gradients(std::vector<Case>& cases, const Shapes& s) {
        {std::pair{"bias_gradient qkv", 3 * s.dim}, std::pair{"bias_gradient out", s.dim}}) {
     const int columns = narrow<int>(wide);
     cases.push_back({.name = name,
-                     .calls = s.layers,
+                     .calls = s.block_passes,
                      .cost = kernels::bias_gradient_cost(s.rows, columns, s.dtype),
                      .buffers = {fp32(columns),
                                  s.activations(columns),

@@ -68,25 +68,27 @@ void add_products(std::vector<Case>& cases, const Shapes& s) {
   const std::array linears = {
       Linear{"gemm qkv", 3 * s.dim, s.dim, true, false}, Linear{"gemm out", s.dim, s.dim, true, true},
       Linear{"gemm up", s.ffn, s.dim, false, false}, Linear{"gemm down", s.dim, s.ffn, false, true}};
+  const int64_t fresh = s.micro_batches - s.added;  // micro-batches whose gradients are written, not added
+  const auto add = [&](std::string name, int64_t calls, const cuda::GemmKey& key, bool in_place = false) {
+    if (calls > 0) cases.push_back(product_case(std::move(name), calls, key, in_place));
+  };
   for (const auto& [name, columns, in_columns, bias, residual] : linears) {
-    cases.push_back(product_case(name, s.layers, linear(s.rows, columns, in_columns, bias, residual)));
-    cases.push_back(product_case(name + " dX", s.layers, input_gradient(s.rows, columns, in_columns)));
-    cases.push_back(
-        product_case(name + " dW", s.layers, weight_gradient(s.rows, columns, in_columns, false)));
+    const int64_t again = name == "gemm down" ? 0 : s.recomputed_blocks;  // the last product is not repeated
+    add(name, s.block_passes + again, linear(s.rows, columns, in_columns, bias, residual));
+    add(name + " dX", s.block_passes, input_gradient(s.rows, columns, in_columns));
+    add(name + " dW", s.layers * fresh, weight_gradient(s.rows, columns, in_columns, false));
+    add(name + " dW, added", s.layers * s.added, weight_gradient(s.rows, columns, in_columns, true), true);
   }
 
   const int64_t columns = s.padded_vocabulary;
   bool first = true;  // the first chunk's gradient is written, the others' are added to it
   for (const auto& [suffix, rows, count] : s.chunks) {
     const std::string name = "gemm logits";
-    cases.push_back(product_case(name + suffix, count, linear(rows, columns, s.dim, false, false)));
-    cases.push_back(product_case(name + " dX" + suffix, count, input_gradient(rows, columns, s.dim)));
-    if (first)
-      cases.push_back(
-          product_case(name + " dW, first chunk", 1, weight_gradient(rows, columns, s.dim, false)));
-    if (const int64_t others = count - (first ? 1 : 0); others > 0)
-      cases.push_back(
-          product_case(name + " dW" + suffix, others, weight_gradient(rows, columns, s.dim, true), true));
+    const int64_t calls = count * s.micro_batches, written = first ? fresh : 0;
+    add(name + suffix, calls, linear(rows, columns, s.dim, false, false));
+    add(name + " dX" + suffix, calls, input_gradient(rows, columns, s.dim));
+    add(name + " dW, first chunk", written, weight_gradient(rows, columns, s.dim, false));
+    add(name + " dW" + suffix, calls - written, weight_gradient(rows, columns, s.dim, true), true);
     first = false;
   }
 }

@@ -1,8 +1,11 @@
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "cuda/gemm_cache.h"
+#include "cuda/memory.h"
 #include "cuda/timing.h"
 #include "profile/report.h"
+#include "shard/hardware.h"
 
 namespace minillm::profile {
 namespace {
@@ -36,6 +39,34 @@ void add_times(Json& json, const Case& c, double seconds, const Times& times, do
   json["percent_of_step"] = step > 0 ? 100 * seconds * static_cast<double>(c.calls) / step : 0.0;
 }
 
+/// Of all attention kernels that were measured; 0 when there are none.
+double attention_flops_per_s(const Report& r) {
+  double flops = 0, seconds = 0;
+  for (size_t i = 0; i < r.cases.size(); ++i) {
+    if (!r.cases[i].name.starts_with("attention_")) continue;
+    flops += static_cast<double>(r.cases[i].cost.flops);
+    seconds += r.times->seconds[i];
+  }
+  return seconds > 0 ? flops / seconds : 0;
+}
+
+/// What one GPU can tell of itself, as a description for simulations.
+std::optional<shard::Hardware> measured_hardware(const Report& r) {
+  const double attention = attention_flops_per_s(r);
+  if (attention <= 0) return std::nullopt;
+  const Roofline& roofline = r.times->roofline;
+  return shard::Hardware{.name = cuda::gemm_device().name,
+                         .source = "measured by minillm bench",
+                         .gemm_flops_per_s = roofline.gemm_flops_per_s,
+                         .peak_flops_per_s = std::nullopt,
+                         .attention_flops_per_s = attention,
+                         .memory_bytes_per_s = roofline.copy_bytes_per_s,
+                         .kernel_s = roofline.kernel_s,
+                         .memory_bytes = cuda::device_capacity().total,
+                         .link = std::nullopt,
+                         .network = std::nullopt};
+}
+
 }  // namespace
 
 std::string to_json(const Report& r) {
@@ -49,6 +80,7 @@ std::string to_json(const Report& r) {
     json["copy_bandwidth_bytes_per_s"] = r.times->roofline.copy_bytes_per_s;
     json["gemm_rate_flops_per_s"] = r.times->roofline.gemm_flops_per_s;
     json["step_s"] = step;
+    if (const auto hardware = measured_hardware(r)) json["hardware"] = Json::parse(shard::to_json(*hardware));
   }
   Json& cases = json["cases"] = Json::array();
   for (size_t i = 0; i < r.cases.size(); ++i) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/check.h"
+#include "kernels/cast.h"
 #include "profile/meter.h"
 #include "profile/shapes.h"
 
@@ -11,6 +12,10 @@ namespace {
 
 constexpr int64_t kCopyBytes = int64_t{1} << 30, kLeastCopyBytes = 1 << 20;
 constexpr int64_t kProductSize = 8192, kLeastProductSize = 256;
+
+/// Kernels of a timed row: enough that the events around it count for little, and few enough that the host is
+/// ahead of the device for all repeats.
+constexpr int kRow = 8;
 
 Case copy_case(int64_t bytes) {
   return {
@@ -27,6 +32,15 @@ Case square_product(int64_t size, DType dtype) {
   return product_case(
       "square product", 0,
       {.m = size, .n = size, .k = size, .transpose_b = true, .input = dtype, .output = dtype});
+}
+
+Case row_of_kernels() {
+  constexpr int64_t kCount = 128;  // a block's work
+  return {.name = "row of kernels", .buffers = {fp32(kCount), fp32(kCount)}, .run = [](const Operands& o) {
+            const auto [out, in] = o.take<2>();
+            for (int i = 0; i < kRow; ++i)
+              kernels::cast({.out = out, .in = in, .count = kCount, .out_type = DType::kFp32}, o.stream);
+          }};
 }
 
 int64_t bytes_of(const Case& c) {
@@ -60,7 +74,12 @@ Roofline measure_roofline(DType dtype, int repeats) {
   const Case product =
       largest(kProductSize, kLeastProductSize, [&](int64_t size) { return square_product(size, dtype); });
   return {.copy_bytes_per_s = static_cast<double>(copy.cost.bytes) / meter.seconds(copy),
-          .gemm_flops_per_s = static_cast<double>(product.cost.flops) / meter.seconds(product)};
+          .gemm_flops_per_s = static_cast<double>(product.cost.flops) / meter.seconds(product),
+          .kernel_s = measure_kernel_s(repeats)};
+}
+
+double measure_kernel_s(int repeats) {
+  return Meter({.repeats = repeats}).seconds(row_of_kernels()) / kRow;
 }
 
 }  // namespace minillm::profile

@@ -23,9 +23,14 @@ struct Shapes {
     std::string suffix;  ///< of names
     int64_t rows, count;
   };
-  std::vector<Chunk> chunks;  ///< of the head
+  std::vector<Chunk> chunks;  ///< of the head, in a micro-batch
+  int64_t micro_batches;
+  int64_t added;              ///< micro-batches whose gradients are added to unreduced ones
+  int64_t block_passes;       ///< of all blocks and micro-batches
+  int64_t recomputed_blocks;  ///< of these, with memory.recompute "block"
+  int64_t recomputed_norms;   ///< likewise, with another mode than "none"
 
-  explicit Shapes(const config::Config& c)
+  Shapes(const config::Config& c, int ranks_that_share)
       : rows(c.train.micro_batch * c.train.seq_len),
         dim(c.model.dim),
         ffn(c.model.ffn_dim),
@@ -39,7 +44,17 @@ struct Shapes {
         norm_epsilon(static_cast<float>(c.model.norm_eps)),
         causal(c.model.causal),
         rope(c.model.rope_theta > 0),
-        final_norm(c.model.final_norm) {
+        final_norm(c.model.final_norm),
+        micro_batches(c.train.grad_accumulation),
+        added(ranks_that_share == 1 || !c.parallel.reduce_every_micro_batch ? micro_batches - 1 : 0),
+        block_passes(layers * micro_batches),
+        recomputed_blocks(0),
+        recomputed_norms(0) {
+    for (int64_t block = 0; block < layers; ++block) {
+      const config::Recompute mode = c.memory.recompute_of(block);
+      recomputed_blocks += mode == config::Recompute::kBlock ? micro_batches : 0;
+      recomputed_norms += mode != config::Recompute::kNone ? micro_batches : 0;
+    }
     if (c.train.head_chunk <= 0) throw InternalError("step_cases: train.head_chunk is not chosen");
     const int64_t chunk = std::min(c.train.head_chunk, rows);
     chunks.push_back({"", chunk, rows / chunk});

@@ -1,266 +1,369 @@
 #include "shard/builder.h"
 
 #include <algorithm>
-#include <limits>
+#include <deque>
 #include <map>
 #include <utility>
 
 #include "core/error.h"
+#include "shard/turns.h"
 
 namespace minillm::shard {
 namespace {
 
-constexpr int kNever = std::numeric_limits<int>::max();
-constexpr int kStepStart = -1;
-
-// The computation of a step as turns: units forward (0 … head), then backward (the unit before the head … 0).
-// All but the last turn, the embedding's backward pass, need weights.
-struct Turns {
-  int units = 0;
-
-  int count() const { return 2 * units - 1; }
-  int unit(int turn) const { return turn < units ? turn : 2 * units - 2 - turn; }
-  bool needs_weights(int turn) const { return turn < 2 * units - 2; }
-  // Asked of units that ran forward already.
-  int next_use(int unit, int turn) const {
-    const int backward = 2 * units - 2 - unit;
-    return unit > 0 && backward > turn ? backward : kNever;
-  }
-};
-
-struct PlannedGather {
-  int unit = 0;
-  int slot = 0;
-};
-
-// Which slot holds the weights at each turn, and the gathers that become possible after each turn.
-struct WeightPlan {
-  std::vector<int> slot_of_turn;
-  std::map<int, std::vector<PlannedGather>> gathers_after;  // by turn, or kStepStart
-};
-
-// What a slot holds. Contents from before the step are stale, so all slots start free, and a free slot is one
-// whose content is never used again and was used last before the step.
-struct Resident {
-  int unit = -1;
-  int last_use = kStepStart;
-  int next_use = kNever;
-};
-
-WeightPlan plan_weights(const Layout& layout, const std::vector<Slot>& slots, Turns turns) {
-  WeightPlan plan;
-  std::vector<Resident> residents(slots.size());
-  for (int turn = 0; turns.needs_weights(turn); ++turn) {
-    const int unit = turns.unit(turn);
-    const int group = layout.units[unit].slot_group;
-    int chosen = -1;
-    for (int slot = 0; slot < static_cast<int>(slots.size()); ++slot) {
-      if (slots[slot].group != group) continue;
-      if (residents[slot].unit == unit) {
-        chosen = slot;
-        break;
-      }
-      const auto eviction_order = [&](int s) {
-        return std::pair(residents[s].next_use, -residents[s].last_use);
-      };
-      if (chosen < 0 || eviction_order(slot) > eviction_order(chosen)) chosen = slot;
-    }
-    if (residents[chosen].unit != unit)
-      plan.gathers_after[residents[chosen].last_use].push_back({unit, chosen});
-    residents[chosen] = {unit, turn, turns.next_use(unit, turn)};
-    plan.slot_of_turn.push_back(chosen);
-  }
-  return plan;
-}
-
-std::vector<Slot> make_slots(const Layout& layout, int slots_for_blocks) {
-  struct Group {
-    int units = 0;
-    int64_t elements = 0;
-  };
-  std::map<int, Group> groups;
-  for (const UnitLayout& unit : layout.units) {
-    Group& group = groups[unit.slot_group];
-    ++group.units;
-    group.elements = std::max(group.elements, unit.padded_elements);
-  }
-  std::vector<Slot> slots;
-  for (const auto& [id, group] : groups) {
-    const int count = std::min(id == 0 ? slots_for_blocks : 1, group.units);
-    slots.insert(slots.end(), count, Slot{id, group.elements});
-  }
-  return slots;
-}
-
-void check_policy(const char* key, int found, int least, const char* reason) {
+void check_slots(const char* key, int found, int least, const char* reason) {
   if (found >= least) return;
   throw UsageError("parallel." + std::string(key) + " is " + std::to_string(found) + "; it must be " +
                    std::to_string(least) + " or more, because " + reason + ". Use 2, the default.");
 }
 
+// Whether all units that have several segments have the same.
+bool segmented_alike(const Layout& layout) {
+  const UnitLayout* first = nullptr;
+  for (const UnitLayout& unit : layout.units) {
+    if (unit.segments.size() == 1) continue;
+    if (first != nullptr && unit.segments != first->segments) return false;
+    first = &unit;
+  }
+  return true;
+}
+
+// Whether the gradients of a turn can be reduced after it.
+bool completes_gradients(OpKind kind) {
+  return makes_gradients(kind) && kind != OpKind::kBackwardInput;
+}
+
 class Builder {
  public:
   Builder(const Layout& layout, const Program& program, const Policy& policy)
-      : layout_(layout), program_(program), units_(static_cast<int>(layout.units.size())) {
-    schedule_.world = layout.world;
-    if (sharded()) {
-      schedule_.weight_slots = make_slots(layout, policy.weight_slots);
-      schedule_.gradient_slots = make_slots(layout, policy.gradient_slots);
-      weights_ = plan_weights(layout, schedule_.weight_slots, Turns{units_});
-    }
+      : layout_(layout),
+        program_(program),
+        policy_(policy),
+        units_(static_cast<int>(layout.units.size())),
+        turns_(make_turns(layout, policy)),
+        segmented_alike_(segmented_alike(layout)) {
+    schedule_.shards = layout.world;
+    schedule_.replicas = policy.replicas;
+    schedule_.micro_batches = policy.micro_batches;
+    schedule_.reduce_type = sharded() ? policy.reduce_type : DType::kFp32;
+    plan_weight_slots();
+    plan_gradient_slots();
   }
 
   Schedule build() && {
     begin();
-    compute_gradients();
-    reduce_stats();
-    update();
+    for (size_t turn = 0; turn < turns_.size(); ++turn) take_turn(static_cast<int>(turn));
+    collect_norm();
+    if (policy_.clip)
+      for (int unit = 0; unit < units_; ++unit) update(unit, -1);
+    add(operation(OpKind::kReadBack, StreamId::kUpdate), read_back_regions(), {});
     return std::move(schedule_);
   }
 
  private:
-  bool sharded() const { return layout_.world > 1; }
+  using Regions = std::vector<Region>;
 
-  Operation operation(OpKind kind, int unit, StreamId stream) const {
-    return {.kind = kind, .unit = unit, .stream = stream, .reads = {}, .writes = {}};
+  bool sharded() const { return layout_.world > 1; }
+  bool replicated() const { return policy_.replicas > 1; }
+  bool is_last(int micro_batch) const { return micro_batch + 1 == policy_.micro_batches; }
+  /// Whether gradients of several micro-batches meet before they are reduced.
+  bool adds_unreduced() const { return !sharded() || !policy_.reduce_every_micro_batch; }
+  /// Whether a reduce-scatter must not write to the shard itself.
+  bool reduces_apart() const {
+    return sharded() && (schedule_.reduce_type != DType::kFp32 ||
+                         (policy_.micro_batches > 1 && policy_.reduce_every_micro_batch));
   }
 
-  void add_collective(Operation operation) { schedule_.operations.push_back(std::move(operation)); }
+  // --- slots ----------------------------------------------------------------------------------------------
 
-  void add_compute(Operation operation) {
-    const BufferUse use = program_.uses(operation.kind, operation.unit);
-    for (int buffer : use.reads) operation.reads.push_back({RegionKind::kBuffer, buffer});
-    for (int buffer : use.writes) operation.writes.push_back({RegionKind::kBuffer, buffer});
+  void plan_weight_slots() {
+    if (!sharded()) return;
+    weights_ = plan_weights(layout_, turns_, policy_.weight_slots);
+    schedule_.weight_slots = weights_.slots;
+    next_step_.assign(weights_.next_step.begin(), weights_.next_step.end());
+  }
+
+  void plan_gradient_slots() {
+    const bool meet = policy_.micro_batches > 1 && adds_unreduced();
+    const bool shards_last = policy_.clip || policy_.keep_gradients || policy_.micro_batches > 1;
+    gradients_ = plan_gradients(turns_, policy_.gradient_slots, sharded() ? meet : shards_last);
+    std::vector<Slot>& made = sharded() ? schedule_.gradient_slots : schedule_.shard_slots;
+    made.resize(static_cast<size_t>(gradients_.slots));
+    for (size_t i = 0; i < turns_.size(); ++i)
+      if (const int slot = gradients_.slot_of_turn[i]; slot >= 0)
+        made[slot].elements = std::max(made[slot].elements, layout_.units[turns_[i].unit].padded_elements);
+    if (sharded()) plan_shard_slots(shards_last);
+  }
+
+  void plan_shard_slots(bool slot_per_unit) {
+    shard_slots_ = slot_per_unit ? units_ : std::min(units_, std::max(2, policy_.gradient_slots));
+    schedule_.shard_slots.resize(static_cast<size_t>(shard_slots_));
+    for (const Turn& turn : turns_) {
+      if (!completes_gradients(turn.kind)) continue;
+      const UnitLayout& unit = layout_.units[turn.unit];
+      if (slot_per_unit) shard_slot_of_unit_[turn.unit] = turn.unit;
+      int64_t& elements = schedule_.shard_slots[shard_slot(turn.unit)].elements;
+      elements = std::max(elements, unit.shard_elements);
+      if (schedule_.reduce_type != DType::kFp32)
+        schedule_.wire_elements = std::max(schedule_.wire_elements, unit.padded_elements);
+      if (reduces_apart())
+        schedule_.reduced_elements = std::max(schedule_.reduced_elements, unit.shard_elements);
+    }
+  }
+
+  // Units take shard slots in the order in which they are reduced first.
+  int shard_slot(int unit) {
+    return shard_slot_of_unit_.try_emplace(unit, static_cast<int>(shard_slot_of_unit_.size()) % shard_slots_)
+        .first->second;
+  }
+
+  // --- operations -----------------------------------------------------------------------------------------
+
+  static Operation operation(OpKind kind, StreamId stream, int unit = -1, int segment = -1,
+                             int micro_batch = 0) {
+    return {.kind = kind, .unit = unit, .stream = stream, .segment = segment, .micro_batch = micro_batch};
+  }
+
+  void add(Operation operation, Regions reads, Regions writes) {
+    operation.reads = std::move(reads);
+    operation.writes = std::move(writes);
+    if (!is_collective(operation.kind)) {
+      const BufferUse use = program_.uses(operation);
+      for (int buffer : use.reads) operation.reads.push_back({RegionKind::kBuffer, buffer});
+      for (int buffer : use.writes) operation.writes.push_back({RegionKind::kBuffer, buffer});
+    }
     schedule_.operations.push_back(std::move(operation));
   }
 
+  void add_parts(Regions& regions, RegionKind kind, int index, int parts, int segment) const {
+    const int first = std::max(segment, 0), end = segment < 0 ? parts : segment + 1;
+    for (int part = first; part < end; ++part) regions.push_back({kind, index, part});
+  }
+
+  // Segments of a unit's own memory.
+  Regions of_unit(RegionKind kind, int unit, int segment) const {
+    Regions regions;
+    add_parts(regions, kind, unit, static_cast<int>(layout_.units[unit].segments.size()), segment);
+    return regions;
+  }
+
+  // Segments of a slot, which units take in turn. Where these are segmented in different ways, segments of
+  // one overlap those of another, and any of a unit is all of the slot; so is one that is all of the unit.
+  Regions of_slot(RegionKind kind, int slot, int unit, int segment) const {
+    Regions regions;
+    const bool whole = layout_.units[unit].segments.size() == 1 || !segmented_alike_;
+    add_parts(regions, kind, slot, layout_.most_segments(), whole ? -1 : segment);
+    return regions;
+  }
+
+  static Regions join(Regions a, const Regions& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+  }
+
+  void sum_over_ranks(OpKind kind, RegionKind what) {
+    add(operation(kind, StreamId::kReduce), {{what}}, {{what}});
+  }
+
+  // --- the step -------------------------------------------------------------------------------------------
+
   void begin() {
-    Operation begin = operation(OpKind::kBegin, -1, StreamId::kCompute);
-    begin.writes = {{RegionKind::kValidCount}};
-    add_compute(std::move(begin));
-    if (!sharded()) return;
-    Operation sum = operation(OpKind::kAllReduceCount, -1, StreamId::kReduce);
-    sum.reads = sum.writes = {{RegionKind::kValidCount}};
-    add_collective(std::move(sum));
+    add(operation(OpKind::kUpload, StreamId::kCompute), {}, {});
+    add(operation(OpKind::kBegin, StreamId::kCompute), {}, {{RegionKind::kValidCount}});
+    if (schedule_.world() > 1) sum_over_ranks(OpKind::kAllReduceCount, RegionKind::kValidCount);
+    add(operation(OpKind::kSetStep, StreamId::kUpdate), {}, {});
   }
 
-  void compute_gradients() {
-    const Turns turns{units_};
-    add_gathers_after(kStepStart);
-    for (int turn = 0; turn < turns.count(); ++turn) {
-      const int unit = turns.unit(turn);
-      const bool makes_gradients = turn >= units_ - 1;
-      const OpKind kind = turn < units_ - 1    ? OpKind::kForward
-                          : turn == units_ - 1 ? OpKind::kHeadLoss
-                                               : OpKind::kBackward;
-      Operation compute = operation(kind, unit, StreamId::kCompute);
-      if (turns.needs_weights(turn)) use_weights(compute, turn);
-      if (makes_gradients) make_gradients(compute);
-      if (kind == OpKind::kHeadLoss) {
-        compute.reads.push_back({RegionKind::kValidCount});
-        compute.writes.push_back({RegionKind::kLossSum});
+  void take_turn(int index) {
+    const Turn& turn = turns_[index];
+    Operation compute = operation(turn.kind, StreamId::kCompute, turn.unit, turn.segment, turn.micro_batch);
+    Regions reads = use_weights(compute, index);
+    Regions writes = make_gradients(compute, index);
+    if (compute.accumulate) reads = join(std::move(reads), writes);
+    if (turn.kind == OpKind::kHeadLoss) {
+      reads.push_back({RegionKind::kValidCount});
+      writes.push_back({RegionKind::kLossSum, turn.micro_batch});
+    }
+    add(std::move(compute), std::move(reads), std::move(writes));
+    gather_after(index);
+    if (turn.kind == OpKind::kHeadLoss && is_last(turn.micro_batch)) collect_loss();
+    if (completes_gradients(turn.kind)) reduce(index);
+  }
+
+  // Without sharding a segment is updated while others of the unit still wait for their gradients, so the
+  // weights that kBackwardWeight sees are those of its own segment only.
+  Regions use_weights(Operation& compute, int turn) const {
+    if (!sharded())
+      return compute.kind == OpKind::kBackward && compute.unit == 0
+                 ? Regions{}
+                 : of_unit(RegionKind::kParameterShard, compute.unit, compute.segment);
+    compute.weight_slot = weights_.slot_of_turn[turn];
+    return compute.weight_slot < 0 ? Regions{}
+                                   : of_slot(RegionKind::kWeightSlot, compute.weight_slot, compute.unit, -1);
+  }
+
+  Regions make_gradients(Operation& compute, int turn) const {
+    const int slot = gradients_.slot_of_turn[turn];
+    if (slot < 0) return {};
+    (sharded() ? compute.gradient_slot : compute.shard_slot) = slot;
+    compute.accumulate = compute.micro_batch > 0 && adds_unreduced();
+    return of_slot(sharded() ? RegionKind::kGradientSlot : RegionKind::kGradientShard, slot, compute.unit,
+                   compute.segment);
+  }
+
+  void gather(const PlannedGather& planned, int segment, bool next_step) {
+    Operation gather = operation(OpKind::kGather, StreamId::kGather, planned.unit, segment);
+    gather.weight_slot = planned.slot;
+    gather.next_step = next_step;
+    add(std::move(gather), of_unit(RegionKind::kParameterShard, planned.unit, segment),
+        of_slot(RegionKind::kWeightSlot, planned.slot, planned.unit, segment));
+  }
+
+  void gather_after(int turn) {
+    turns_done_ = turn;
+    for (const PlannedGather& planned : weights_.this_step)
+      if (planned.after == turn) gather(planned, -1, false);
+    gather_for_next_step();
+  }
+
+  // In the order of use: a gather that waits for an update holds up those after it, which are needed later. A
+  // unit that is updated by segments is gathered by them.
+  void gather_for_next_step() {
+    for (; !next_step_.empty(); next_step_.pop_front()) {
+      const PlannedGather& next = next_step_.front();
+      if (next.after > turns_done_) return;
+      for (int segment : std::exchange(updated_[next.unit], {})) {
+        gather(next, segment, true);
+        gathered_[next.unit] += std::ssize(segments_of(layout_.units[next.unit], segment));
       }
-      const int gradient_slot = compute.gradient_slot;
-      add_compute(std::move(compute));
-      add_gathers_after(turn);
-      if (makes_gradients) reduce_gradients(unit, gradient_slot);
+      if (gathered_[next.unit] < std::ssize(layout_.units[next.unit].segments)) return;
     }
   }
 
-  void use_weights(Operation& compute, int turn) {
-    if (sharded()) {
-      compute.weight_slot = weights_.slot_of_turn[turn];
-      compute.reads.push_back({RegionKind::kWeightSlot, compute.weight_slot});
-    } else {
-      compute.reads.push_back({RegionKind::kParameterShard, compute.unit});
+  void collect_loss() {
+    Regions sums{{RegionKind::kValidCount}};
+    for (int m = 0; m < policy_.micro_batches; ++m) sums.push_back({RegionKind::kLossSum, m});
+    add(operation(OpKind::kCollectLoss, StreamId::kReduce), sums, {{RegionKind::kLossTotal}});
+    if (schedule_.world() > 1) sum_over_ranks(OpKind::kAllReduceLoss, RegionKind::kLossTotal);
+    if (!policy_.clip)
+      add(operation(OpKind::kGate, StreamId::kReduce), {{RegionKind::kLossTotal}}, {{RegionKind::kGate}});
+  }
+
+  void reduce(int turn) {
+    const auto [kind, unit, segment, micro_batch] = turns_[turn];
+    if (!is_last(micro_batch) && adds_unreduced()) return;
+    const int slot = sharded() ? shard_slot(unit) : gradients_.slot_of_turn[turn];
+    const Regions shard = of_slot(RegionKind::kGradientShard, slot, unit, segment);
+    if (sharded()) reduce_scatter(turn, slot, shard);
+    if (!is_last(micro_batch)) return;
+    if (replicated()) {
+      Operation sum = operation(OpKind::kAllReduceGradient, StreamId::kReplicate, unit, segment);
+      sum.shard_slot = slot;
+      add(std::move(sum), shard, shard);
     }
+    Operation norm = operation(OpKind::kSquareNorm, StreamId::kUpdate, unit, segment);
+    norm.shard_slot = slot;
+    add(std::move(norm), shard, of_unit(RegionKind::kNormPartial, unit, segment));
+    shard_slot_of_update_[unit] = slot;
+    if (!policy_.clip) update(unit, segment);
   }
 
-  void make_gradients(Operation& compute) {
-    if (sharded()) {
-      compute.gradient_slot = next_gradient_slot(layout_.units[compute.unit].slot_group);
-      compute.writes.push_back({RegionKind::kGradientSlot, compute.gradient_slot});
-    } else {
-      compute.writes.push_back({RegionKind::kGradientShard, compute.unit});
+  void reduce_scatter(int turn, int shard_slot, const Regions& shard) {
+    const auto [kind, unit, segment, micro_batch] = turns_[turn];
+    const int slot = gradients_.slot_of_turn[turn];
+    const auto on_reduce = [&](OpKind what) {
+      return operation(what, StreamId::kReduce, turns_[turn].unit, turns_[turn].segment,
+                       turns_[turn].micro_batch);
+    };
+    Regions source = of_slot(RegionKind::kGradientSlot, slot, unit, segment);
+    if (schedule_.reduce_type != DType::kFp32) {
+      Operation cast = on_reduce(OpKind::kCast);
+      cast.gradient_slot = slot;
+      add(std::move(cast), source, {{RegionKind::kWireSlot}});
+      source = {{RegionKind::kWireSlot}};
     }
-  }
-
-  int next_gradient_slot(int group) {
-    std::vector<int> slots;
-    for (int slot = 0; slot < static_cast<int>(schedule_.gradient_slots.size()); ++slot)
-      if (schedule_.gradient_slots[slot].group == group) slots.push_back(slot);
-    return slots[gradients_made_[group]++ % slots.size()];
-  }
-
-  void add_gathers_after(int turn) {
-    for (const PlannedGather& planned : weights_.gathers_after[turn]) {
-      Operation gather = operation(OpKind::kGather, planned.unit, StreamId::kGather);
-      gather.weight_slot = planned.slot;
-      gather.reads = {{RegionKind::kParameterShard, planned.unit}};
-      gather.writes = {{RegionKind::kWeightSlot, planned.slot}};
-      add_collective(std::move(gather));
+    Operation reduce = on_reduce(OpKind::kReduceScatter);
+    if (schedule_.reduce_type == DType::kFp32) reduce.gradient_slot = slot;
+    if (!reduces_apart()) {
+      reduce.shard_slot = shard_slot;
+      return add(std::move(reduce), source, shard);
     }
+    add(std::move(reduce), source, {{RegionKind::kReducedPiece}});
+    Operation put = on_reduce(OpKind::kAccumulate);
+    put.shard_slot = shard_slot;
+    put.accumulate = micro_batch > 0 && policy_.reduce_every_micro_batch;
+    Regions reads{{RegionKind::kReducedPiece}};
+    if (put.accumulate) reads = join(std::move(reads), shard);
+    add(std::move(put), std::move(reads), shard);
   }
 
-  void reduce_gradients(int unit, int gradient_slot) {
-    if (sharded()) {
-      Operation reduce = operation(OpKind::kReduceScatter, unit, StreamId::kReduce);
-      reduce.gradient_slot = gradient_slot;
-      reduce.reads = {{RegionKind::kGradientSlot, gradient_slot}};
-      reduce.writes = {{RegionKind::kGradientShard, unit}};
-      add_collective(std::move(reduce));
-    }
-    Operation norm = operation(OpKind::kSquareNorm, unit, StreamId::kReduce);
-    norm.reads = {{RegionKind::kGradientShard, unit}};
-    norm.writes = {{RegionKind::kNormPartial, unit}};
-    add_compute(std::move(norm));
+  void collect_norm() {
+    Regions partials;
+    for (int unit = 0; unit < units_; ++unit)
+      partials = join(std::move(partials), of_unit(RegionKind::kNormPartial, unit, -1));
+    add(operation(OpKind::kCollectNorm, StreamId::kUpdate), partials, {{RegionKind::kNormTotal}});
+    if (sharded()) sum_over_ranks(OpKind::kAllReduceNorm, RegionKind::kNormTotal);
+    add(operation(OpKind::kClip, StreamId::kUpdate), {{RegionKind::kNormTotal}}, {{RegionKind::kClip}});
   }
 
-  void reduce_stats() {
-    Operation collect = operation(OpKind::kCollectStats, -1, StreamId::kReduce);
-    collect.reads = {{RegionKind::kLossSum}};
-    for (int unit = 0; unit < units_; ++unit) collect.reads.push_back({RegionKind::kNormPartial, unit});
-    collect.writes = {{RegionKind::kStats}};
-    add_compute(std::move(collect));
-    if (!sharded()) return;
-    Operation sum = operation(OpKind::kAllReduceStats, -1, StreamId::kReduce);
-    sum.reads = sum.writes = {{RegionKind::kStats}};
-    add_collective(std::move(sum));
+  void update(int unit, int segment) {
+    Operation update = operation(OpKind::kUpdate, StreamId::kUpdate, unit, segment);
+    update.shard_slot = shard_slot_of_update_.at(unit);
+    const Regions optimizer = of_unit(RegionKind::kOptimizerShard, unit, segment);
+    Regions reads = join(of_slot(RegionKind::kGradientShard, update.shard_slot, unit, segment), optimizer);
+    reads.push_back({policy_.clip ? RegionKind::kClip : RegionKind::kGate});
+    add(std::move(update), std::move(reads),
+        join(optimizer, of_unit(RegionKind::kParameterShard, unit, segment)));
+    updated_[unit].push_back(segment);
+    gather_for_next_step();
   }
 
-  void update() {
-    Operation clip = operation(OpKind::kClip, -1, StreamId::kCompute);
-    clip.reads = {{RegionKind::kStats}};
-    clip.writes = {{RegionKind::kClip}};
-    add_compute(std::move(clip));
-    for (int unit = 0; unit < units_; ++unit) {
-      Operation update = operation(OpKind::kUpdate, unit, StreamId::kCompute);
-      update.reads = {
-          {RegionKind::kGradientShard, unit}, {RegionKind::kClip}, {RegionKind::kOptimizerShard, unit}};
-      update.writes = {{RegionKind::kOptimizerShard, unit}, {RegionKind::kParameterShard, unit}};
-      add_compute(std::move(update));
-    }
-    Operation read_back = operation(OpKind::kReadBack, -1, StreamId::kCompute);
-    read_back.reads = {{RegionKind::kStats}, {RegionKind::kClip}, {RegionKind::kValidCount}};
-    add_compute(std::move(read_back));
+  // The gradients are read too where they have to last.
+  Regions read_back_regions() const {
+    Regions regions{{RegionKind::kLossTotal}, {RegionKind::kClip}};
+    if (!policy_.clip) regions.push_back({RegionKind::kGate});
+    if (policy_.keep_gradients)
+      for (const auto& [unit, slot] : shard_slot_of_update_)
+        regions = join(std::move(regions), of_slot(RegionKind::kGradientShard, slot, unit, -1));
+    return regions;
   }
 
   const Layout& layout_;
   const Program& program_;
+  const Policy& policy_;
   int units_ = 0;
+  std::vector<Turn> turns_;
+  bool segmented_alike_ = true;
   Schedule schedule_;
   WeightPlan weights_;
-  std::map<int, size_t> gradients_made_;  // by group
+  GradientPlan gradients_;
+  int shard_slots_ = 0;
+  std::map<int, int> shard_slot_of_unit_;    // by unit, while sharded
+  std::map<int, int> shard_slot_of_update_;  // by unit
+  std::map<int, std::vector<int>> updated_;  // by unit: segments that are not gathered yet
+  std::map<int, int64_t> gathered_;          // by unit: number of segments
+  std::deque<PlannedGather> next_step_;      // not issued yet
+  int turns_done_ = -1;
 };
 
 }  // namespace
 
 Schedule build_schedule(const Layout& layout, const Program& program, const Policy& policy) {
-  check_policy("weight_slots", policy.weight_slots, 2, "one block is gathered while another computes");
-  check_policy("gradient_slots", policy.gradient_slots, 1, "gradients need a place before they are reduced");
+  if (layout.world > 1)
+    check_slots("weight_slots", policy.weight_slots, 2, "one block is gathered while another computes");
+  check_slots("gradient_slots", policy.gradient_slots, 1, "gradients need a place before they are reduced");
   if (layout.units.size() < 2)
     throw InternalError("build_schedule: " + std::to_string(layout.units.size()) +
                         " units; at least an embedding and a head are needed");
+  if (policy.replicas < 1 || policy.micro_batches < 1 || policy.deferred_blocks < 0 ||
+      (!policy.recompute.empty() && policy.recompute.size() != layout.units.size()))
+    throw InternalError("build_schedule: " + std::to_string(policy.replicas) + " replicas, " +
+                        std::to_string(policy.micro_batches) + " micro-batches, " +
+                        std::to_string(policy.deferred_blocks) + " deferred blocks, recompute for " +
+                        std::to_string(policy.recompute.size()) + " of " +
+                        std::to_string(layout.units.size()) + " units");
+  if (!policy.recompute.empty() && (policy.recompute.front() || policy.recompute.back()))
+    throw InternalError("build_schedule: only blocks are computed again, not the embedding or the head");
   return Builder(layout, program, policy).build();
 }
 

@@ -2,13 +2,17 @@
 //
 // A unit's parameters lie one after another in one flat buffer. Each slice starts at a multiple of
 // kSliceAlignment elements (256 bytes in bf16, 512 in fp32, so that the layout does not depend on the type),
-// and the whole is padded to a multiple of world × kSliceAlignment; rank r owns the r-th equal piece. One
-// collective per unit moves it, and the weights are views of the gathered buffer. Rejected: sharding each
-// tensor by rows (FSDP2), which needs a copy-out after every gather and pads uneven dimensions per tensor.
-// Padding is zero, stays zero, and counts in no norm, checkpoint or parameter total.
+// and the tensors of a segment are padded together to a multiple of world × kSliceAlignment; rank r owns the
+// r-th equal piece of each segment, and its shard of the unit is these pieces one after another. A unit of
+// one segment moves in one collective, others in one group of them, and the weights are views of the gathered
+// buffer. Segments exist so that a unit's gradients can be reduced, and its parameters updated and gathered
+// again, in parts. Rejected: sharding each tensor by rows (FSDP2), which needs a copy-out after every gather
+// and pads uneven dimensions per tensor. Padding is zero, stays zero, and counts in no norm, checkpoint or
+// parameter total.
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -23,6 +27,8 @@ struct TensorSpec {
   /// Elements that the flat buffer keeps for the tensor, those after its own being padding: 0, or at least as
   /// many as it has.
   int64_t reserved = 0;
+  /// Segment of the unit that it belongs to; segments are numbered from 0 in the order of the tensors.
+  int segment = 0;
 };
 
 /// A group of tensors that is gathered and reduced together.
@@ -39,14 +45,25 @@ struct Slice {
   std::vector<int64_t> shape;
   int64_t offset = 0;
   int64_t elements = 0;
+  int segment = 0;
+};
+
+/// A part of a unit's flat buffer that is sharded on its own, in elements.
+struct Segment {
+  int64_t offset = 0;         ///< in the flat buffer
+  int64_t used_elements = 0;  ///< where its last slice ends, from `offset`, aligned; the same in every world
+  int64_t padded_elements = 0;  ///< world × shard_elements
+  int64_t shard_offset = 0;     ///< in a rank's shard of the unit
+  int64_t shard_elements = 0;
+  friend bool operator==(const Segment&, const Segment&) = default;
 };
 
 struct UnitLayout {
   std::string name;
   int slot_group = 0;
   std::vector<Slice> slices;
+  std::vector<Segment> segments;
   int64_t elements = 0;         ///< sum of the slices' elements, without padding
-  int64_t used_elements = 0;    ///< where the last slice ends, aligned; the same in every world
   int64_t padded_elements = 0;  ///< length of the flat buffer: world × shard_elements
   int64_t shard_elements = 0;
 };
@@ -57,11 +74,15 @@ struct Layout {
 
   int64_t elements() const;        ///< parameters of the model
   int64_t shard_elements() const;  ///< elements that one rank owns, padding included
+  int most_segments() const;       ///< of any unit
   std::vector<std::string> unit_names() const;
 };
 
+/// The segments that `segment` names: itself, or all of the unit for -1.
+std::span<const Segment> segments_of(const UnitLayout& unit, int segment);
+
 /// Throws InternalError for world < 1, an empty unit, a tensor with a dimension < 1, less reserved than it
-/// has or a repeated name.
+/// has, a segment out of order or a repeated name.
 Layout make_layout(const std::vector<UnitSpec>& units, int world);
 
 /// The part of a slice that lies in rank `rank`'s shard; count 0 when none does.
@@ -71,5 +92,9 @@ struct ShardPiece {
   int64_t count = 0;
 };
 ShardPiece shard_piece(const UnitLayout& unit, const Slice& slice, int rank);
+
+/// A slice put together from the shards of all ranks of a world, [world · shard_elements] in rank order:
+/// slice.elements values.
+std::vector<float> collect_slice(const UnitLayout& unit, const Slice& slice, std::span<const float> shards);
 
 }  // namespace minillm::shard

@@ -3,136 +3,37 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <iterator>
 #include <numeric>
 #include <optional>
-#include <span>
 #include <string_view>
+#include <utility>
 
 #include "core/checked.h"
 #include "core/error.h"
+#include "shard/lifetimes.h"
+#include "shard/placement.h"
 
 namespace minillm::shard {
 namespace {
 
-constexpr std::array kPurposes = {
-    Purpose::kParameters,  Purpose::kMoments,       Purpose::kGradients,
-    Purpose::kWeightSlots, Purpose::kGradientSlots, Purpose::kActivations,
-    Purpose::kScratch,     Purpose::kInputs,        Purpose::kWorkspace,
+
+// What operations name in their regions, by slot or buffer.
+struct Piece {
+  std::string name;
+  Purpose purpose{};
+  int64_t bytes = 0;
+
+  // Whether its content outlasts the step, so that nobody else gets its place.
+  bool keeps_place() const { return purpose == Purpose::kInputs || purpose == Purpose::kWorkspace; }
 };
 
-// When a buffer is used. Without a stream of its own it keeps its place for the whole run.
-struct Lifetime {
+// The pieces that operations name by one kind of region: `first` and the following ones.
+struct PieceRange {
+  RegionKind kind{};
   int first = 0;
-  int last = 0;
-  std::optional<StreamId> stream;
+  int count = 0;
 };
-
-bool may_share(const Lifetime& a, const Lifetime& b) {
-  return a.stream && a.stream == b.stream && (a.last < b.first || b.last < a.first);
-}
-
-std::vector<Lifetime> lifetimes(const Schedule& schedule, const std::vector<BufferSpec>& buffers) {
-  const int count = static_cast<int>(schedule.operations.size());
-  std::vector<std::optional<Lifetime>> found(buffers.size());
-  for (int i = 0; i < count; ++i) {
-    const Operation& operation = schedule.operations[i];
-    const auto touch = [&](const Region& region) {
-      if (region.kind != RegionKind::kBuffer) return;
-      if (region.index < 0 || region.index >= static_cast<int>(buffers.size()))
-        throw InternalError("plan_memory: operation " + std::to_string(i) + " (" + describe(operation, {}) +
-                            ") names buffer " + std::to_string(region.index) + ", but the program has " +
-                            std::to_string(buffers.size()));
-      std::optional<Lifetime>& life = found[region.index];
-      if (!life) life = Lifetime{i, i, operation.stream};
-      life->last = i;
-      if (life->stream != operation.stream) life->stream.reset();
-    };
-    std::for_each(operation.reads.begin(), operation.reads.end(), touch);
-    std::for_each(operation.writes.begin(), operation.writes.end(), touch);
-  }
-  std::vector<Lifetime> result;
-  for (size_t i = 0; i < buffers.size(); ++i) {
-    // A buffer that no operation of the step names may serve outside of steps, where nothing else may move
-    // in.
-    const bool keeps_place = !found[i] || !found[i]->stream || buffers[i].purpose == Purpose::kInputs ||
-                             buffers[i].purpose == Purpose::kWorkspace;
-    result.push_back(keeps_place ? Lifetime{0, std::max(0, count - 1), std::nullopt} : *found[i]);
-  }
-  return result;
-}
-
-// Places buffers above a base address so that only those that may share do.
-class BufferPlacement {
- public:
-  BufferPlacement(const std::vector<BufferSpec>& buffers, const std::vector<Lifetime>& lives, int64_t base)
-      : buffers_(buffers), lives_(lives), base_(base), top_(base), offsets_(buffers.size(), base) {}
-
-  void place_all(const std::vector<int>& order) {
-    for (size_t i = 0; i < order.size(); ++i) {
-      const int buffer = order[i];
-      offsets_[buffer] = best_fit(buffer, std::span(order).first(i));
-      top_ = std::max(top_, end(buffer));
-    }
-  }
-
-  int64_t top() const { return top_; }
-  const std::vector<int64_t>& offsets() const { return offsets_; }
-
-  void check() const {
-    for (int a = 0; a < static_cast<int>(buffers_.size()); ++a)
-      for (int b = 0; b < a; ++b)
-        if (std::max(offsets_[a], offsets_[b]) < std::min(end(a), end(b)) && !may_share(lives_[a], lives_[b]))
-          throw InternalError("plan_memory: buffers '" + buffers_[a].name + "' and '" + buffers_[b].name +
-                              "' overlap at " + std::to_string(std::max(offsets_[a], offsets_[b])) +
-                              ", but no single stream orders their uses");
-  }
-
- private:
-  int64_t end(int buffer) const {
-    return offsets_[buffer] + round_up(buffers_[buffer].bytes, kPlanAlignment);
-  }
-
-  // The smallest gap that is large enough between the placed buffers with which this one cannot share; above
-  // all of them when there is none.
-  int64_t best_fit(int buffer, std::span<const int> placed) const {
-    std::vector<int> obstacles;
-    for (int other : placed)
-      if (!may_share(lives_[buffer], lives_[other])) obstacles.push_back(other);
-    std::sort(obstacles.begin(), obstacles.end(), [&](int a, int b) { return offsets_[a] < offsets_[b]; });
-    std::optional<int64_t> best;
-    int64_t smallest_gap = 0, gap_begin = base_;
-    for (int other : obstacles) {
-      const int64_t gap = offsets_[other] - gap_begin;
-      if (gap >= buffers_[buffer].bytes && gap > 0 && (!best || gap < smallest_gap)) {
-        best = gap_begin;
-        smallest_gap = gap;
-      }
-      gap_begin = std::max(gap_begin, end(other));
-    }
-    return best.value_or(gap_begin);
-  }
-
-  const std::vector<BufferSpec>& buffers_;
-  const std::vector<Lifetime>& lives_;
-  int64_t base_ = 0;
-  int64_t top_ = 0;
-  std::vector<int64_t> offsets_;
-};
-
-// Largest first: small buffers then fill the gaps that large ones leave. The other usual order, by start
-// time, never gives less in the tests' models, and up to half as much again where scratch is large, which
-// then lands between activations.
-BufferPlacement place_buffers(const std::vector<BufferSpec>& buffers, const std::vector<Lifetime>& lives,
-                              int64_t base) {
-  std::vector<int> order(buffers.size());
-  std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int a, int b) { return buffers[a].bytes > buffers[b].bytes; });
-  BufferPlacement placement(buffers, lives, base);
-  placement.place_all(order);
-  placement.check();
-  return placement;
-}
 
 class Planner {
  public:
@@ -141,52 +42,44 @@ class Planner {
         layout_(layout),
         parameter_type_(parameter_type),
         moment_type_(moment_type),
-        last_(std::max(0, static_cast<int>(schedule.operations.size()) - 1)) {}
+        operations_(static_cast<int>(schedule.operations.size())) {}
 
-  MemoryPlan plan(const Program& program) && {
+  MemoryPlan plan(const std::vector<std::vector<Wait>>& waits, const Program& program) && {
     plan_shards();
-    plan_slots();
     plan_scalars();
-    plan_buffers(program.buffers());
+    list_slots();
+    list_buffers(program.buffers());
+    place(order_of(schedule_, waits));
+    plan_.weight_slot = offsets(RegionKind::kWeightSlot);
+    plan_.gradient_slot = offsets(RegionKind::kGradientSlot);
+    plan_.shard_slot = offsets(RegionKind::kGradientShard);
+    plan_.buffer = offsets(RegionKind::kBuffer);
+    if (schedule_.wire_elements > 0) plan_.wire = offsets(RegionKind::kWireSlot).front();
+    if (schedule_.reduced_elements > 0) plan_.reduced_piece = offsets(RegionKind::kReducedPiece).front();
     name_peak();
     return std::move(plan_);
   }
 
  private:
+  // A place for the whole run.
   int64_t keep(std::string name, Purpose purpose, int64_t bytes) {
     const int64_t offset = plan_.bytes;
-    plan_.placements.push_back({std::move(name), purpose, offset, bytes, 0, last_});
+    plan_.placements.push_back({std::move(name), purpose, offset, bytes, 0, std::max(0, operations_ - 1)});
     plan_.bytes += round_up(bytes, kPlanAlignment);
     return offset;
   }
 
   void plan_shards() {
-    constexpr int64_t kFloat = size_of(DType::kFp32);
     for (const UnitLayout& unit : layout_.units) {
       const int64_t n = unit.shard_elements;
-      plan_.master.push_back(keep(unit.name + " master", Purpose::kParameters, n * kFloat));
+      plan_.master.push_back(keep(unit.name + " master", Purpose::kParameters, n * size_of(DType::kFp32)));
       plan_.parameter_shard.push_back(
           parameter_type_ == DType::kFp32
               ? plan_.master.back()
               : keep(unit.name + " parameter shard", Purpose::kParameters, n * size_of(parameter_type_)));
       plan_.moment1.push_back(keep(unit.name + " moment 1", Purpose::kMoments, n * size_of(moment_type_)));
       plan_.moment2.push_back(keep(unit.name + " moment 2", Purpose::kMoments, n * size_of(moment_type_)));
-      plan_.gradient_shard.push_back(keep(unit.name + " gradient shard", Purpose::kGradients, n * kFloat));
     }
-  }
-
-  void plan_slots() {
-    const auto keep_all = [&](const char* name, Purpose purpose, const std::vector<Slot>& slots, DType type) {
-      std::vector<int64_t> offsets;
-      for (const Slot& slot : slots)
-        offsets.push_back(
-            keep(name + std::to_string(offsets.size()), purpose, slot.elements * size_of(type)));
-      return offsets;
-    };
-    plan_.weight_slot =
-        keep_all("weight slot ", Purpose::kWeightSlots, schedule_.weight_slots, parameter_type_);
-    plan_.gradient_slot =
-        keep_all("gradient slot ", Purpose::kGradientSlots, schedule_.gradient_slots, DType::kFp32);
   }
 
   void plan_scalars() {
@@ -194,51 +87,145 @@ class Planner {
       return keep(name, Purpose::kWorkspace, count * size_of(DType::kFp32));
     };
     plan_.valid_count = floats("valid count", 1);
-    plan_.loss_sum = floats("loss sum", 1);
-    plan_.norm_partials = floats("norm partials", static_cast<int64_t>(layout_.units.size()));
-    plan_.stats = floats("stats", 2);
+    plan_.loss_sum = floats("loss sums", schedule_.micro_batches);
+    plan_.loss_total = floats("loss total", 2);
+    plan_.gate = floats("gate", 2);
+    plan_.norm_partials =
+        floats("norm partials", static_cast<int64_t>(layout_.units.size()) * layout_.most_segments());
+    plan_.norm_total = floats("norm total", 1);
     plan_.clip = floats("clip", 2);
   }
 
-  void plan_buffers(const std::vector<BufferSpec>& buffers) {
-    for (const BufferSpec& buffer : buffers)
-      if (buffer.bytes < 0)
-        throw InternalError("plan_memory: buffer '" + buffer.name + "' has " + std::to_string(buffer.bytes) +
-                            " bytes");
-    const std::vector<Lifetime> lives = lifetimes(schedule_, buffers);
-    const BufferPlacement placement = place_buffers(buffers, lives, plan_.bytes);
-    plan_.buffer = placement.offsets();
-    plan_.bytes = placement.top();
-    for (size_t i = 0; i < buffers.size(); ++i)
-      plan_.placements.push_back({buffers[i].name, buffers[i].purpose, plan_.buffer[i], buffers[i].bytes,
-                                  lives[i].first, lives[i].last});
+  void list(RegionKind kind, std::vector<Piece> pieces) {
+    ranges_.push_back({kind, static_cast<int>(pieces_.size()), static_cast<int>(pieces.size())});
+    std::move(pieces.begin(), pieces.end(), std::back_inserter(pieces_));
   }
 
-  void name_peak() {
-    if (schedule_.operations.empty()) return;
-    std::vector<int64_t> live(schedule_.operations.size());
-    for (const Placement& placement : plan_.placements)
-      for (int i = placement.first; i <= placement.last; ++i) live[i] += placement.bytes;
-    const auto peak = std::max_element(live.begin(), live.end()) - live.begin();
-    plan_.peak_operation = describe(schedule_.operations[peak], layout_.unit_names());
+  void list_slots() {
+    const auto all = [&](RegionKind kind, const char* name, Purpose purpose, const std::vector<Slot>& slots,
+                         DType type) {
+      std::vector<Piece> pieces;
+      for (const Slot& slot : slots)
+        pieces.push_back({name + std::to_string(pieces.size()), purpose, slot.elements * size_of(type)});
+      list(kind, std::move(pieces));
+    };
+    all(RegionKind::kWeightSlot, "weight slot ", Purpose::kWeightSlots, schedule_.weight_slots,
+        parameter_type_);
+    all(RegionKind::kGradientSlot, "gradient slot ", Purpose::kGradientSlots, schedule_.gradient_slots,
+        DType::kFp32);
+    all(RegionKind::kGradientShard, "shard slot ", Purpose::kGradients, schedule_.shard_slots, DType::kFp32);
+    const auto only = [&](RegionKind kind, const char* name, Purpose purpose, int64_t elements) {
+      std::vector<Piece> pieces;
+      if (elements > 0) pieces.push_back({name, purpose, elements * size_of(schedule_.reduce_type)});
+      list(kind, std::move(pieces));
+    };
+    only(RegionKind::kWireSlot, "wire slot", Purpose::kGradientSlots, schedule_.wire_elements);
+    only(RegionKind::kReducedPiece, "reduced piece", Purpose::kGradients, schedule_.reduced_elements);
   }
+
+  void list_buffers(const std::vector<BufferSpec>& buffers) {
+    std::vector<Piece> pieces;
+    for (const BufferSpec& buffer : buffers) {
+      if (buffer.bytes < 0)
+        throw InternalError("plan_memory: buffer '" + buffer.name + "' has " + std::to_string(buffer.bytes) +
+                            " bytes; a size is 0 or more");
+      pieces.push_back({buffer.name, buffer.purpose, buffer.bytes});
+    }
+    list(RegionKind::kBuffer, std::move(pieces));
+  }
+
+  std::vector<std::vector<Touch>> touches() const {
+    std::vector<std::vector<Touch>> found(schedule_.operations.size());
+    for (int i = 0; i < operations_; ++i) {
+      const Operation& operation = schedule_.operations[i];
+      const auto add = [&](const Region& region, bool writes) {
+        const auto range = std::find_if(ranges_.begin(), ranges_.end(),
+                                        [&](const PieceRange& r) { return r.kind == region.kind; });
+        if (range == ranges_.end()) return;
+        if (region.index < 0 || region.index >= range->count)
+          throw InternalError("plan_memory: operation " + std::to_string(i) + " (" +
+                              describe(operation, layout_.unit_names()) + ") names " + describe(region, {}) +
+                              " (index " + std::to_string(region.index) + "), but there are " +
+                              std::to_string(range->count) +
+                              " of that kind; plan the schedule with the program that it was built for");
+        const int piece = range->first + region.index;
+        if (!pieces_[piece].keeps_place()) found[i].push_back({piece, writes});
+      };
+      for (const Region& region : operation.reads) add(region, false);
+      for (const Region& region : operation.writes) add(region, true);
+    }
+    return found;
+  }
+
+  void place(const StepOrder& order) {
+    const auto found = find_lives(schedule_, order, touches(), static_cast<int>(pieces_.size()));
+    piece_offsets_.assign(pieces_.size(), -1);
+    std::vector<int> placed;
+    std::vector<Life> lives;
+    std::vector<int64_t> bytes;
+    for (int i = 0; i < static_cast<int>(pieces_.size()); ++i) {
+      const Piece& piece = pieces_[i];
+      if (piece.keeps_place()) {
+        piece_offsets_[i] = keep(piece.name, piece.purpose, piece.bytes);
+      } else if (found[i]) {
+        placed.push_back(i);
+        lives.push_back(*found[i]);
+        bytes.push_back(round_up(piece.bytes, kPlanAlignment));
+      }
+    }
+    const Arrangement arrangement = arrange(lives, bytes, order);
+    for (size_t i = 0; i < placed.size(); ++i) {
+      const Piece& piece = pieces_[placed[i]];
+      const int64_t offset = piece_offsets_[placed[i]] = plan_.bytes + arrangement.offsets[i];
+      const bool always = lives[i].last - lives[i].first >= operations_;
+      plan_.placements.push_back({piece.name, piece.purpose, offset, piece.bytes,
+                                  always ? 0 : lives[i].first % operations_,
+                                  always ? operations_ - 1 : lives[i].last % operations_});
+    }
+    plan_.live_bytes = plan_.bytes + arrangement.live_bytes;
+    plan_.bytes += arrangement.bytes;
+  }
+
+  std::vector<int64_t> offsets(RegionKind kind) const {
+    const auto range =
+        std::find_if(ranges_.begin(), ranges_.end(), [&](const PieceRange& r) { return r.kind == kind; });
+    const auto begin = piece_offsets_.begin() + range->first;
+    return {begin, begin + range->count};
+  }
+
+  void name_peak();
 
   const Schedule& schedule_;
   const Layout& layout_;
   DType parameter_type_, moment_type_;
-  int last_ = 0;
+  int operations_ = 0;
+  std::vector<Piece> pieces_;
+  std::vector<PieceRange> ranges_;
+  std::vector<int64_t> piece_offsets_;  // -1: no place
   MemoryPlan plan_;
 };
 
-// The most that is live at once for one purpose.
-int64_t peak_of(Purpose purpose, const std::vector<Placement>& placements) {
-  std::vector<int64_t> live;
+// Bytes in use at each operation, of one purpose or of all.
+std::vector<int64_t> bytes_in_use(const std::vector<Placement>& placements, std::optional<Purpose> purpose) {
+  int last = 0;
+  for (const Placement& placement : placements) last = std::max({last, placement.first, placement.last});
+  std::vector<int64_t> change(static_cast<size_t>(last) + 2);
   for (const Placement& placement : placements) {
-    if (placement.purpose != purpose) continue;
-    live.resize(std::max(live.size(), static_cast<size_t>(placement.last) + 1));
-    for (int i = placement.first; i <= placement.last; ++i) live[i] += placement.bytes;
+    if (purpose && placement.purpose != *purpose) continue;
+    change[placement.first] += placement.bytes;
+    change[placement.last + 1] -= placement.bytes;
+    if (placement.last < placement.first) change[0] += placement.bytes;
   }
-  return live.empty() ? 0 : *std::max_element(live.begin(), live.end());
+  std::partial_sum(change.begin(), change.end(), change.begin());
+  change.pop_back();
+  return change;
+}
+
+void Planner::name_peak() {
+  if (operations_ == 0) return;
+  const std::vector<int64_t> live = bytes_in_use(plan_.placements, std::nullopt);
+  const auto peak = std::max_element(live.begin(), live.end()) - live.begin();
+  plan_.peak_operation = describe(schedule_.operations[peak], layout_.unit_names());
 }
 
 std::string table_row(std::string_view what, int64_t bytes, int64_t arena) {
@@ -275,18 +262,23 @@ const char* name_of(Purpose purpose) {
   throw InternalError("name_of: purpose " + std::to_string(static_cast<int>(purpose)) + " is unknown");
 }
 
+int64_t MemoryPlan::peak_bytes(Purpose purpose) const {
+  const std::vector<int64_t> live = bytes_in_use(placements, purpose);
+  return *std::max_element(live.begin(), live.end());
+}
+
 std::string MemoryPlan::table() const {
   std::string text;
-  for (Purpose purpose : kPurposes)
-    text += table_row(name_of(purpose), peak_of(purpose, placements), bytes) + "\n";
+  for (Purpose purpose : kPurposes) text += table_row(name_of(purpose), peak_bytes(purpose), bytes) + "\n";
   text += table_row("arena", bytes, bytes);
   if (!peak_operation.empty()) text += ", most in use at: " + peak_operation;
   return text + "\n";
 }
 
-MemoryPlan plan_memory(const Schedule& schedule, const Layout& layout, const Program& program,
-                       DType parameter_type, DType moment_type) {
-  return Planner(schedule, layout, parameter_type, moment_type).plan(program);
+MemoryPlan plan_memory(const Schedule& schedule, const std::vector<std::vector<Wait>>& waits,
+                       const Layout& layout, const Program& program, DType parameter_type,
+                       DType moment_type) {
+  return Planner(schedule, layout, parameter_type, moment_type).plan(waits, program);
 }
 
 }  // namespace minillm::shard

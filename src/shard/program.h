@@ -3,12 +3,14 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "core/cost.h"
 #include "shard/layout.h"
 #include "shard/schedule.h"
 
@@ -26,6 +28,11 @@ enum class Purpose : uint8_t {
   kInputs,
   kWorkspace,
 };
+inline constexpr std::array kPurposes = {
+    Purpose::kParameters,  Purpose::kMoments,       Purpose::kGradients,
+    Purpose::kWeightSlots, Purpose::kGradientSlots, Purpose::kActivations,
+    Purpose::kScratch,     Purpose::kInputs,        Purpose::kWorkspace,
+};  ///< in the order of the table
 const char* name_of(Purpose purpose);
 
 /// A buffer that the program owns and the plan places.
@@ -47,23 +54,38 @@ struct BufferUse {
 /// that it neither reads nor writes in the schedule.
 struct Operands {
   const std::byte* weights = nullptr;  ///< flat gathered weights of the unit, compute precision
-  float* gradients = nullptr;  ///< flat gradient buffer of the unit: a slot, or the shard when world is 1;
-                               ///< undefined but for its padding, which is zero and has to stay so
+  float* gradients = nullptr;  ///< flat gradient buffer of the unit: a slot, or the shard without sharding.
+                               ///< Undefined but for its padding, which is zero and has to stay so; where the
+                               ///< operation accumulates, or is kBackwardWeight, what earlier ones made
   std::byte* const* buffers = nullptr;  ///< by index into Program::buffers()
 
-  // The shard of the unit, layout.units[unit].shard_elements long.
+  // The shard of the unit, layout.units[unit].shard_elements long, whatever segment the operation is about.
   std::byte* parameter_shard = nullptr;  ///< compute precision; the same memory as `master` when that is fp32
   float* master = nullptr;
   std::byte* moment1 = nullptr;  ///< in the type that the memory was planned for
   std::byte* moment2 = nullptr;
   float* gradient_shard = nullptr;
 
+  // Slots of the reduction, for kCast and kAccumulate.
+  std::byte* wire = nullptr;           ///< flat buffer of the unit in the type of the reduction
+  std::byte* reduced_piece = nullptr;  ///< as long as the shard, in the type of the reduction
+
   // Scalars of the step.
   float* valid_count = nullptr;    ///< targets that count: local after kBegin, of all ranks in kHeadLoss
-  float* loss_sum = nullptr;       ///< local sum of losses, written by kHeadLoss
-  float* norm_partials = nullptr;  ///< [units], written one by one by kSquareNorm
-  float* stats = nullptr;  ///< {loss sum, sum of squares}: local after kCollectStats, then of all ranks
-  float* clip = nullptr;   ///< {gradient norm, clip factor}, written by kClip
+  float* loss_sum = nullptr;       ///< local sum of losses of the micro-batch, written by kHeadLoss;
+                                   ///< of kCollectLoss: all [micro_batches]
+  float* loss_total = nullptr;     ///< {loss sum, valid targets}: local after kCollectLoss, then of all ranks
+  float* gate = nullptr;           ///< {factor, unused}, written by kGate
+  float* norm_partials = nullptr;  ///< [segments of all units], written by kSquareNorm
+  float* norm_total = nullptr;     ///< sum of squares, of the rank, then of the model
+  float* clip = nullptr;           ///< {gradient norm, clip factor}, written by kClip
+};
+
+/// The least work of a kernel that an operation launches: what a hardware model needs.
+struct KernelWork {
+  enum class Unit : uint8_t { kProduct, kAttention, kOther };
+  Unit unit = Unit::kOther;
+  Cost cost;
 };
 
 /// The transformer and the optimizer as the executor sees them. All calls come from one host thread and only
@@ -74,12 +96,16 @@ class Program {
 
   /// The buffers that the program wants planned; constant over the program's life.
   virtual const std::vector<BufferSpec>& buffers() const = 0;
-  /// What an operation touches of them. Called for every kind that compute() is called for.
-  virtual BufferUse uses(OpKind kind, int unit) const = 0;
+  /// What an operation touches of them. Called for every operation that compute() is called for, before it
+  /// has slots and regions.
+  virtual BufferUse uses(const Operation& operation) const = 0;
 
-  /// Everything but the collectives: kBegin, kForward, kHeadLoss, kBackward, kSquareNorm, kCollectStats,
-  /// kClip, kUpdate, kReadBack.
+  /// Everything but the collectives (is_collective()) and what only plans have (kCopyIn, kCopyOut,
+  /// kReduceCopyIn).
   virtual void compute(const Operation& operation, const Operands& operands, cudaStream_t stream) = 0;
+
+  /// The kernels that compute() launches for it. May be called without a device.
+  virtual std::vector<KernelWork> work(const Operation& operation) const = 0;
 };
 
 }  // namespace minillm::shard

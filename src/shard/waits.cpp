@@ -11,8 +11,11 @@ namespace {
 // By stream, the last operation (its place in the unrolled list) known to be done. Streams run in order, so
 // all earlier ones of that stream are done too.
 using Clock = std::array<int, kStreamCount>;
-constexpr Clock kNothingDone{-1, -1, -1};
-static_assert(kNothingDone.size() == kStreamCount);
+constexpr Clock kNothingDone = [] {
+  Clock clock{};
+  clock.fill(-1);
+  return clock;
+}();
 
 struct LastAccess {
   Clock read = kNothingDone;

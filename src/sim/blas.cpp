@@ -195,13 +195,14 @@ cublasStatus_t enqueue(const sim::BlasProblem& problem, int candidate, cudaStrea
   sim::Scheduler& scheduler = sim::device().scheduler;
   if (!scheduler.exists(stream)) return CUBLAS_STATUS_INVALID_VALUE;
   if (sim::failure() != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
-  scheduler.enqueue(stream, [problem, candidate] {
+  const cudaError_t error = scheduler.enqueue(stream, [problem, candidate] {
     require_device_memory(problem);
     sim::compute_matmul(problem);
     if (const int64_t delay = delays_us[candidate])
       std::this_thread::sleep_for(std::chrono::microseconds(delay));
   });
-  ++products[candidate];
+  if (error != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
+  scheduler.at_launch(stream, [candidate] { ++products[candidate]; });
   return CUBLAS_STATUS_SUCCESS;
 }
 

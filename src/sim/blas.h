@@ -15,7 +15,7 @@ inline constexpr int kBlasCandidates = 3;
 void set_blas_delays(const std::array<std::chrono::microseconds, kBlasCandidates>& delays);
 
 struct BlasRecord {
-  std::array<int64_t, kBlasCandidates> products{};  ///< enqueued so far, by candidate
+  std::array<int64_t, kBlasCandidates> products{};  ///< so far, by candidate, as Counters::launches
   int multiprocessors = 0;                          ///< the last product's target; 0: none was set
 };
 BlasRecord blas_record();

@@ -54,6 +54,13 @@ int64_t parse_memory(std::string_view text) {
   return static_cast<int64_t>(*value << shift);
 }
 
+NcclMemory parse_nccl_memory(std::string_view text) {
+  if (text == "windows") return NcclMemory::kWindows;
+  if (text == "no-windows") return NcclMemory::kNoWindows;
+  if (text == "none") return NcclMemory::kNone;
+  reject("MINILLM_SIM_NCCL_MEMORY", text, "windows, no-windows, none");
+}
+
 int parse_workers(std::string_view text) {
   const auto value = parse_number(text);
   if (!value || *value < 1 || *value > 256) reject("MINILLM_SIM_WORKERS", text, "1 to 256");
@@ -75,6 +82,7 @@ Settings from_environment() {
   if (const char* order = variable("MINILLM_SIM_ORDER")) settings.order = parse_order(order);
   if (const char* streams = variable("MINILLM_SIM_STREAMS")) settings.stream_seed = parse_streams(streams);
   if (const char* memory = variable("MINILLM_SIM_MEMORY")) settings.memory_bytes = parse_memory(memory);
+  if (const char* nccl = variable("MINILLM_SIM_NCCL_MEMORY")) settings.nccl_memory = parse_nccl_memory(nccl);
   if (const char* delay = variable("MINILLM_SIM_DELAY")) {
     settings.delay_seed = parse_number(delay);
     if (!settings.delay_seed) reject("MINILLM_SIM_DELAY", delay, "a number");
@@ -115,6 +123,10 @@ void set_memory(int64_t bytes) {
 }
 void set_delay(std::optional<uint64_t> seed) {
   set(&Settings::delay_seed, seed);
+}
+
+void set_nccl_memory(std::string_view support) {
+  set(&Settings::nccl_memory, parse_nccl_memory(support));
 }
 
 void set_streams(std::string_view mode) {

@@ -15,12 +15,15 @@ struct Order {
   uint64_t seed = 0;
 };
 
+/// What NCCL does for memory: everything; refuses windows; refuses to allocate.
+enum class NcclMemory { kWindows, kNoWindows, kNone };
+
 struct Settings {
   /// MINILLM_SIM_WORKERS: threads that a stream spreads a kernel's blocks over; default: cores / ranks on
   /// this machine.
   int workers = 1;
   /// MINILLM_SIM_ORDER, forward | reverse | shuffle:SEED: in which order blocks, and threads within a block,
-  /// take turns.
+  /// take turns. A captured kernel keeps the order that was set when it was captured.
   Order order;
   /// MINILLM_SIM_STREAMS, threads | seed:N. Empty (`threads`): each stream runs on a thread of its own. A
   /// seed: operations run only while the host waits or queries, on its thread, and which stream comes next is
@@ -30,6 +33,8 @@ struct Settings {
   int64_t memory_bytes = 80'000'000'000;
   /// MINILLM_SIM_DELAY: seed of random short sleeps before operations in `threads` mode.
   std::optional<uint64_t> delay_seed;
+  /// MINILLM_SIM_NCCL_MEMORY, windows | no-windows | none: as on machines that cannot do more.
+  NcclMemory nccl_memory = NcclMemory::kWindows;
 };
 
 /// What is in force.
@@ -43,6 +48,7 @@ void set_order(std::string_view order);
 void set_streams(std::string_view mode);
 void set_memory(int64_t bytes);
 void set_delay(std::optional<uint64_t> seed);
+void set_nccl_memory(std::string_view support);
 
 /// Forgets a kernel's or host function's failure, which CUDA cannot: for tests that plant one.
 void clear_failure();

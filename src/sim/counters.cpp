@@ -33,7 +33,7 @@ Counters counters() {
 void reset_counters() {
   with_counters([](Counters& counters) {
     const int64_t now = counters.allocated_bytes;
-    counters = Counters{.launches = {}, .collectives = {}, .allocated_bytes = now, .peak_bytes = now};
+    counters = Counters{.allocated_bytes = now, .peak_bytes = now};
   });
 }
 
@@ -47,6 +47,14 @@ void count_collective(const std::string& name, int64_t bytes) {
     ++count.calls;
     count.bytes += bytes;
   });
+}
+
+void count_collective_group() {
+  with_counters([](Counters& counters) { ++counters.collective_groups; });
+}
+
+void record_communicator(const std::string& name, const CommunicatorConfig& config) {
+  with_counters([&](Counters& counters) { counters.communicators[name] = config; });
 }
 
 void count_memory(int64_t bytes) {

@@ -1,4 +1,5 @@
-// What the simulated device has done, for tests.
+// What the simulated device has done, for tests. What is captured into a graph counts when the graph is
+// launched, each time.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +13,21 @@ struct CollectiveCount {
   int64_t bytes = 0;
 };
 
+/// What a communicator of NCCL was created with; fields that were not set are NCCL_CONFIG_UNDEF_INT.
+struct CommunicatorConfig {
+  int ranks = 0;
+  int blocking = 0;
+  int max_ctas = 0;
+  int cta_policy = 0;
+};
+
 struct Counters {
-  std::map<std::string, int64_t> launches;  ///< by kernel name, counted when launched
-  std::map<std::string, CollectiveCount> collectives;
-  int64_t allocated_bytes = 0;  ///< device memory now
-  int64_t peak_bytes = 0;       ///< and at most since the start or the last reset
+  std::map<std::string, int64_t> launches = {};  ///< by kernel name, counted when launched
+  std::map<std::string, CollectiveCount> collectives = {};
+  int64_t collective_groups = 0;                                 ///< pairs of ncclGroupStart and ncclGroupEnd
+  std::map<std::string, CommunicatorConfig> communicators = {};  ///< by name: the last one created
+  int64_t allocated_bytes = 0;                                   ///< device memory now
+  int64_t peak_bytes = 0;  ///< and at most since the start or the last reset
 };
 
 Counters counters();
@@ -26,6 +37,8 @@ void reset_counters();
 /// For the stand-ins. Safe from any thread or operation; orders nothing.
 void count_launch(const std::string& kernel);
 void count_collective(const std::string& name, int64_t bytes);
+void count_collective_group();
+void record_communicator(const std::string& name, const CommunicatorConfig& config);
 void count_memory(int64_t bytes);  ///< negative when freed
 
 }  // namespace sim

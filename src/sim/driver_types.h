@@ -12,16 +12,30 @@ enum cudaError_t : int {
   cudaErrorInvalidMemcpyDirection = 21,
   cudaErrorInvalidDevice = 101,
   cudaErrorInvalidResourceHandle = 400,
+  cudaErrorIllegalState = 401,
   cudaErrorNotReady = 600,
   cudaErrorLaunchFailure = 719,  ///< a kernel failed; cudaGetErrorString says which, where and why
   cudaErrorNotSupported = 801,
+  cudaErrorStreamCaptureUnsupported = 900,
+  cudaErrorStreamCaptureInvalidated = 901,
+  cudaErrorStreamCaptureMerge = 902,
+  cudaErrorStreamCaptureUnmatched = 903,
+  cudaErrorStreamCaptureUnjoined = 904,
+  cudaErrorStreamCaptureIsolation = 905,
+  cudaErrorStreamCaptureImplicit = 906,
+  cudaErrorCapturedEvent = 907,
+  cudaErrorStreamCaptureWrongThread = 908,
   cudaErrorUnknown = 999,  ///< a host function failed; cudaGetErrorString has its message
 };
 
 struct CUstream_st;
 struct CUevent_st;
+struct CUgraph_st;
+struct CUgraphExec_st;
 using cudaStream_t = CUstream_st*;
 using cudaEvent_t = CUevent_st*;
+using cudaGraph_t = CUgraph_st*;
+using cudaGraphExec_t = CUgraphExec_st*;
 using cudaHostFn_t = void (*)(void*);
 
 enum cudaMemcpyKind {
@@ -30,6 +44,18 @@ enum cudaMemcpyKind {
   cudaMemcpyDeviceToHost = 2,
   cudaMemcpyDeviceToDevice = 3,
   cudaMemcpyDefault = 4,
+};
+
+enum cudaStreamCaptureMode {
+  cudaStreamCaptureModeGlobal = 0,
+  cudaStreamCaptureModeThreadLocal = 1,
+  cudaStreamCaptureModeRelaxed = 2,
+};
+
+enum cudaStreamCaptureStatus {
+  cudaStreamCaptureStatusNone = 0,
+  cudaStreamCaptureStatusActive = 1,
+  cudaStreamCaptureStatusInvalidated = 2,
 };
 
 enum cudaDeviceAttr {
@@ -58,7 +84,9 @@ inline constexpr unsigned cudaEventDefault = 0x0;
 inline constexpr unsigned cudaEventBlockingSync = 0x1;
 inline constexpr unsigned cudaEventDisableTiming = 0x2;
 inline constexpr unsigned cudaEventRecordDefault = 0x0;
+inline constexpr unsigned cudaEventRecordExternal = 0x1;
 inline constexpr unsigned cudaEventWaitDefault = 0x0;
+inline constexpr unsigned cudaEventWaitExternal = 0x1;
 inline constexpr unsigned cudaHostAllocDefault = 0x0;
 inline constexpr unsigned cudaHostAllocPortable = 0x1;
 

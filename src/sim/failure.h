@@ -17,5 +17,7 @@ const char* failure_text();
 /// Notes `code` as the calling thread's last error and returns it; cudaSuccess leaves the last error as it
 /// is.
 cudaError_t report(cudaError_t code);
+/// report() of the code that a call returns: `code`, unless a failure overrides it.
+cudaError_t finish(cudaError_t code = cudaSuccess);
 
 }  // namespace sim

@@ -25,7 +25,8 @@ void* Memory::allocate(Kind kind, size_t bytes) {
   const auto available = static_cast<size_t>(settings().memory_bytes - device_bytes_);
   if (on_device && (device_bytes_ > settings().memory_bytes || bytes > available)) return nullptr;
   void* memory = nullptr;
-  if (posix_memalign(&memory, 256, bytes) != 0) return nullptr;
+  const size_t alignment = bytes < 4096 ? 256 : 4096;
+  if (posix_memalign(&memory, alignment, bytes) != 0) return nullptr;
   std::memset(memory, 0xff, bytes);
   allocations_[reinterpret_cast<uintptr_t>(memory)] = {kind, bytes, ++sequence_};
   if (on_device) {

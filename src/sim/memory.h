@@ -20,8 +20,8 @@ class Memory {
   /// Prints what was not freed and, if there is anything, ends the process with kLeakExitCode.
   ~Memory();
 
-  /// 256-byte aligned, filled with 0xFF. Nullptr when device memory would exceed settings().memory_bytes, or
-  /// the host has no more.
+  /// 256-byte aligned, from 4096 bytes on page aligned, filled with 0xFF. Nullptr when device memory would
+  /// exceed settings().memory_bytes, or the host has no more.
   void* allocate(Kind kind, size_t bytes);
   /// False when `pointer` is not the start of a `kind` allocation.
   bool release(Kind kind, void* pointer);

@@ -4,24 +4,28 @@
 #include <atomic>
 #include <climits>
 #include <cstring>
+#include <memory>
 #include <random>
 #include <string>
 
 #include "sim/nccl_call.h"
 #include "sim/nccl_communicator.h"
+#include "sim/nccl_group.h"
 #include "sim/nccl_reduce.h"
 #if !defined(CUDART_VERSION)  // the simulated device
 #include "sim/counters.h"
+#include "sim/device.h"
 #endif
 
 using nccl_over_mpi::Call;
 using nccl_over_mpi::Collective;
 using nccl_over_mpi::Failure;
+using nccl_over_mpi::Issue;
 
 namespace {
 
 thread_local std::string last_error;
-thread_local int group_depth = 0;
+thread_local nccl_over_mpi::Group group;
 
 /// Runs `body` and turns what it throws into a result with a text for ncclGetLastError.
 template <class Body>
@@ -46,13 +50,23 @@ void require(bool condition, const std::string& text) {
   require(condition, ncclInvalidArgument, text);
 }
 
-void count_for_tests(const Call& call, int64_t bytes) {
-#if !defined(CUDART_VERSION)
-  sim::count_collective(nccl_over_mpi::name_of(call.collective), bytes);
+#if defined(CUDART_VERSION)
+void count_for_tests(const Call&, cudaStream_t) {}
+void count_group_for_tests() {}
+void record_for_tests(const ncclComm&, const ncclConfig_t&) {}
 #else
-  (void)call, (void)bytes;
-#endif
+void count_for_tests(const Call& call, cudaStream_t stream) {
+  const int64_t bytes = call.count * nccl_over_mpi::size_of(static_cast<ncclDataType_t>(call.type));
+  const char* name = nccl_over_mpi::name_of(call.collective);
+  sim::device().scheduler.at_launch(stream, [=] { sim::count_collective(name, bytes); });
 }
+void count_group_for_tests() {
+  sim::count_collective_group();
+}
+void record_for_tests(const ncclComm& comm, const ncclConfig_t& config) {
+  sim::record_communicator(comm.name(), {comm.size(), config.blocking, config.maxCTAs, config.CTAPolicy});
+}
+#endif
 
 struct Arguments {
   const void* send;
@@ -63,31 +77,57 @@ struct Arguments {
   ncclRedOp_t operation = ncclSum;
 };
 
+/// What the arguments ask for. Throws Failure for those that are not allowed.
+Call make_call(Collective collective, const Arguments& a, ncclComm_t comm) {
+  const std::string name = nccl_over_mpi::name_of(collective);
+  require(comm != nullptr, name + ": the communicator is null");
+  require(nccl_over_mpi::name_of(a.type) != nullptr, name + ": unknown data type " + std::to_string(a.type));
+  require(a.count <= INT_MAX,
+          name + ": " + std::to_string(a.count) + " elements; at most 2147483647 are supported");
+  require(a.root >= 0 && a.root < comm->size(), name + ": root " + std::to_string(a.root) + " is not a rank");
+  const bool reads = collective != Collective::kBroadcast || a.root == comm->rank();
+  require(a.count == 0 || ((a.send || !reads) && a.receive), name + ": a buffer is null");
+  if (collective == Collective::kReduceScatter || collective == Collective::kAllReduce) {
+    require(a.operation == ncclSum, name + ": only ncclSum is supported");
+    require(nccl_over_mpi::can_sum(a.type),
+            name + ": sums exist for fp32 and bf16, not for " + nccl_over_mpi::name_of(a.type));
+  }
+  Call call;
+  call.count = static_cast<int64_t>(a.count);
+  call.collective = collective;
+  call.type = a.type;
+  call.root = a.root;
+  return comm->placed(call, a.send, a.receive);
+}
+
+void issue_now(const Issue& issue) {
+  issue.communicator->issue(issue.call, issue.send, issue.receive, issue.stream);
+  count_for_tests(issue.call, issue.stream);
+}
+
 ncclResult_t issue(Collective collective, const Arguments& a, ncclComm_t comm, cudaStream_t stream) {
   return guarded([&] {
-    const std::string name = nccl_over_mpi::name_of(collective);
-    require(comm != nullptr, name + ": the communicator is null");
-    require(nccl_over_mpi::name_of(a.type) != nullptr,
-            name + ": unknown data type " + std::to_string(a.type));
-    require(a.count <= INT_MAX,
-            name + ": " + std::to_string(a.count) + " elements; at most 2147483647 are supported");
-    require(a.root >= 0 && a.root < comm->size(),
-            name + ": root " + std::to_string(a.root) + " is not a rank");
-    const bool reads = collective != Collective::kBroadcast || a.root == comm->rank();
-    require(a.count == 0 || ((a.send || !reads) && a.receive), name + ": a buffer is null");
-    if (collective == Collective::kReduceScatter || collective == Collective::kAllReduce) {
-      require(a.operation == ncclSum, name + ": only ncclSum is supported");
-      require(nccl_over_mpi::can_sum(a.type),
-              name + ": sums exist for fp32 and bf16, not for " + nccl_over_mpi::name_of(a.type));
+    try {
+      const Issue issue{comm, make_call(collective, a, comm), a.send, a.receive, stream};
+      group.open() ? group.add(issue) : issue_now(issue);
+    } catch (const Failure& failure) {
+      if (group.open()) group.fail(failure);
+      throw;
     }
-    Call call;
-    call.count = static_cast<int64_t>(a.count);
-    call.collective = collective;
-    call.type = a.type;
-    call.root = a.root;
-    comm->issue(call, a.send, a.receive, stream);
-    count_for_tests(call, call.count * nccl_over_mpi::size_of(a.type));
   });
+}
+
+void require_valid(const ncclConfig_t& config) {
+  const auto require_range = [](const char* field, int value, int lowest, int highest) {
+    require(value == NCCL_CONFIG_UNDEF_INT || (value >= lowest && value <= highest),
+            std::string("ncclCommInitRankConfig: ") + field + " is " + std::to_string(value) +
+                "; allowed: " + std::to_string(lowest) + " to " + std::to_string(highest));
+  };
+  require(config.size == sizeof(ncclConfig_t) && config.magic == 0xcafebeef,
+          "ncclCommInitRankConfig: the config was not set to NCCL_CONFIG_INITIALIZER");
+  require_range("blocking", config.blocking, 1, 1);  // calls that return early do not exist here
+  require_range("maxCTAs", config.maxCTAs, 1, 64);
+  require_range("CTAPolicy", config.CTAPolicy, NCCL_CTA_POLICY_DEFAULT, NCCL_CTA_POLICY_ZERO);
 }
 
 std::string default_name() {
@@ -99,6 +139,34 @@ std::string default_name() {
 }  // namespace
 
 extern "C" {
+
+ncclResult_t ncclMemAlloc(void** pointer, size_t bytes) {
+  return guarded([&] {
+    require(pointer != nullptr && bytes > 0, "ncclMemAlloc: the pointer is null or the size 0");
+    *pointer = nccl_over_mpi::allocate_memory(static_cast<int64_t>(bytes));
+  });
+}
+
+ncclResult_t ncclMemFree(void* pointer) {
+  return guarded([&] {
+    if (pointer) nccl_over_mpi::free_memory(pointer);
+  });
+}
+
+ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes, ncclWindow_t* window,
+                                    int flags) {
+  return guarded([&] {
+    require(comm && window, "ncclCommWindowRegister: a pointer is null");
+    *window = comm->register_window(buffer, static_cast<int64_t>(bytes), flags);
+  });
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
+  return guarded([&] {
+    require(comm != nullptr, "ncclCommWindowDeregister: the communicator is null");
+    comm->deregister_window(window);
+  });
+}
 
 ncclResult_t ncclGetVersion(int* version) {
   return guarded([&] {
@@ -153,10 +221,11 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int nranks, ncclUniqueId i
     require(nranks > 0 && rank >= 0 && rank < nranks, "ncclCommInitRank: rank " + std::to_string(rank) +
                                                           " of " + std::to_string(nranks) +
                                                           " does not exist");
-    if (config)
-      require(config->size == sizeof(ncclConfig_t) && config->magic == 0xcafebeef,
-              "ncclCommInitRankConfig: the config was not set to NCCL_CONFIG_INITIALIZER");
-    *comm = new ncclComm(config && config->commName ? config->commName : default_name(), nranks, rank, id);
+    ncclConfig_t defaults = NCCL_CONFIG_INITIALIZER;
+    if (!config) config = &defaults;
+    require_valid(*config);
+    *comm = new ncclComm(config->commName ? config->commName : default_name(), nranks, rank, id);
+    record_for_tests(**comm, *config);
   });
 }
 
@@ -176,6 +245,9 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     require(comm != nullptr, "ncclCommDestroy: the communicator is null");
     const std::unique_ptr<ncclComm> owner(comm);
     comm->wait();
+    require(comm->windows() == 0, ncclInvalidUsage,
+            "ncclCommDestroy: communicator " + comm->name() + " still has " +
+                std::to_string(comm->windows()) + " windows: ncclCommWindowDeregister has to come first");
   });
 }
 
@@ -230,14 +302,14 @@ ncclResult_t ncclBroadcast(const void* send, void* receive, size_t count, ncclDa
 }
 
 ncclResult_t ncclGroupStart() {
-  ++group_depth;
+  group.start();
   return ncclSuccess;
 }
 
 ncclResult_t ncclGroupEnd() {
   return guarded([] {
-    require(group_depth > 0, ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
-    --group_depth;
+    for (const Issue& issue : group.end()) issue_now(issue);
+    if (!group.open()) count_group_for_tests();
   });
 }
 

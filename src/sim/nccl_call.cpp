@@ -1,5 +1,7 @@
 #include "sim/nccl_call.h"
 
+#include "sim/nccl_transport.h"
+
 namespace nccl_over_mpi {
 
 const char* name_of(Collective collective) {
@@ -60,26 +62,64 @@ int64_t size_of(ncclDataType_t type) {
   }
 }
 
+Extent extent_of(const Call& call, int size, int rank) {
+  const int64_t count = call.count, all = count * size;
+  switch (call.collective) {
+    case Collective::kAllGather:
+      return {count, all, all};
+    case Collective::kReduceScatter:
+      return {all, count, all};
+    case Collective::kAllReduce:
+      return {count, count, (count + size - 1) / size * size};
+    case Collective::kBroadcast:
+      return {rank == call.root ? count : 0, count, count};
+  }
+  throw Failure(ncclInternalError, "unknown collective");
+}
+
+namespace {
+
+std::string describe(const Placement& placement) {
+  if (placement.window < 0) return "outside of windows";
+  return "window " + std::to_string(placement.window) + " offset " + std::to_string(placement.offset);
+}
+
+/// The call without its places in windows.
+Call unplaced(Call call) {
+  call.send = call.receive = {};
+  return call;
+}
+
+}  // namespace
+
 std::string describe(const Call& call) {
   std::string text = std::string(name_of(call.collective)) + " of " + std::to_string(call.count) + " " +
                      name_of(static_cast<ncclDataType_t>(call.type));
   if (call.collective == Collective::kBroadcast) text += " from root " + std::to_string(call.root);
+  if (call.send.window >= 0 || call.receive.window >= 0)
+    text += " from " + describe(call.send) + " to " + describe(call.receive);
   return text;
 }
 
-std::string describe_mismatch(const std::string& communicator, std::span<const Call> calls) {
+std::string describe_mismatch(const std::string& communicator, std::span<const Call> calls,
+                              std::span<const int> ranks) {
   constexpr size_t kMostRanksNamed = 16;
-  bool equal = true;
-  for (const Call& call : calls) equal = equal && call == calls[0];
+  bool equal = true, equal_but_placed = true;
+  for (const Call& call : calls) {
+    equal = equal && call == calls[0];
+    equal_but_placed = equal_but_placed && unplaced(call) == unplaced(calls[0]);
+  }
   if (equal) return "";
   std::string text =
       "communicator " + communicator + ", collective #" + std::to_string(calls[0].sequence) + ": ";
-  for (size_t rank = 0; rank < calls.size() && rank < kMostRanksNamed; ++rank) {
-    text += (rank ? ", rank " : "rank ") + std::to_string(rank) + " calls " + describe(calls[rank]);
-    if (calls[rank].sequence != calls[0].sequence)
-      text += " as collective #" + std::to_string(calls[rank].sequence);
+  for (size_t i = 0; i < calls.size() && i < kMostRanksNamed; ++i) {
+    text += (i ? ", rank " : "rank ") + std::to_string(ranks[i]) + " calls " + describe(calls[i]);
+    if (calls[i].sequence != calls[0].sequence)
+      text += " as collective #" + std::to_string(calls[i].sequence);
   }
-  return calls.size() > kMostRanksNamed ? text + ", …" : text;
+  if (calls.size() > kMostRanksNamed) text += ", …";
+  if (equal_but_placed) text += "; buffers in symmetric windows need the same offsets on all ranks";
+  return text;
 }
 
 }  // namespace nccl_over_mpi

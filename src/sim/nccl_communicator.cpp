@@ -8,6 +8,8 @@
 using nccl_over_mpi::Call;
 using nccl_over_mpi::check;
 using nccl_over_mpi::Collective;
+using nccl_over_mpi::Extent;
+using nccl_over_mpi::extent_of;
 using nccl_over_mpi::Failure;
 using nccl_over_mpi::size_of;
 
@@ -51,38 +53,85 @@ class AnnouncedScope {
   AnnouncedScope& operator=(const AnnouncedScope&) = delete;
 };
 
-/// Elements of the caller's buffers, and of the staging memory that the collective needs.
-struct Extent {
-  int64_t sent, received, staged;
+/// The calling thread's capture mode is relaxed while it lives.
+class AllowedUnsafeCalls {
+ public:
+  AllowedUnsafeCalls() {
+    check(cudaThreadExchangeStreamCaptureMode(&mode_), "cudaThreadExchangeStreamCaptureMode");
+  }
+  ~AllowedUnsafeCalls() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  AllowedUnsafeCalls(const AllowedUnsafeCalls&) = delete;
+  AllowedUnsafeCalls& operator=(const AllowedUnsafeCalls&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-Extent extent_of(const Call& call, int size, int rank) {
-  const int64_t count = call.count, all = count * size;
-  switch (call.collective) {
-    case Collective::kAllGather:
-      return {count, all, all};
-    case Collective::kReduceScatter:
-      return {all, count, all};
-    case Collective::kAllReduce:
-      return {count, count, (count + size - 1) / size * size};
-    case Collective::kBroadcast:
-      return {rank == call.root ? count : 0, count, count};
-  }
-  throw Failure(ncclInternalError, "unknown collective");
-}
+/// What a rank registers, sent between processes as bytes.
+struct Registration {
+  int64_t bytes;
+  int32_t flags;
+  int32_t refused;
+};
 
 }  // namespace
 
 ncclComm::ncclComm(std::string name, int nranks, int rank, const ncclUniqueId& id)
-    : name_(std::move(name)), rank_(rank), size_(nranks) {
+    : name_(std::move(name)), rank_(rank), size_(nranks), windows_(name_) {
   if (nranks > 1) transport_ = nccl_over_mpi::make_transport(nranks, rank, id);
 }
 
 ncclComm::~ncclComm() = default;
 
-void ncclComm::issue(const Call& call, const void* send, void* receive, cudaStream_t stream) {
+ncclWindow_t ncclComm::register_window(const void* buffer, int64_t bytes, int flags) {
+  wait();  // the transport serves one thread at a time, and collectives may be running
+  require_no_error();
+  const std::string refusal = windows_.refusal(buffer, bytes, flags);
+  const std::string fault = transport_ ? registration_fault(refusal, bytes, flags) : refusal;
+  if (!fault.empty()) throw Failure(ncclInvalidArgument, "communicator " + name_ + ": " + fault);
+  return windows_.add(buffer, bytes, flags);
+}
+
+/// Ranks that were refused take part, so that the others do not wait for them.
+std::string ncclComm::registration_fault(const std::string& refusal, int64_t bytes, int flags) {
+  const Registration mine{bytes, flags, !refusal.empty()};
+  std::vector<Registration> all(size_);
+  transport_->all_gather(&mine, all.data(), sizeof mine, 1);
+  if (!refusal.empty()) return refusal;
+  const auto world_rank = [&](int r) { return "rank " + std::to_string(transport_->world_ranks()[r]); };
+  const auto text = [](const Registration& r) {
+    return std::to_string(r.bytes) + " bytes with flags " + std::to_string(r.flags);
+  };
+  for (int r = 0; r < size_; ++r)
+    if (all[r].refused) return world_rank(r) + " was refused a window, ncclGetLastError there tells why";
+  for (int r = 1; r < size_; ++r)
+    if (all[r].bytes != all[0].bytes || all[r].flags != all[0].flags)
+      return world_rank(0) + " registers a window of " + text(all[0]) + ", " + world_rank(r) + " one of " +
+             text(all[r]) + ": they have to be the same";
+  return "";
+}
+
+Call ncclComm::placed(Call call, const void* send, const void* receive) const {
+  const Extent extent = extent_of(call, size_, rank_);
+  const int64_t element = size_of(static_cast<ncclDataType_t>(call.type));
+  call.send = windows_.find(send, extent.sent * element);
+  call.receive = windows_.find(receive, extent.received * element);
+  // In place, where this rank's piece lies follows from where the whole lies.
+  const int64_t piece = rank_ * call.count * element;
+  const auto* from = static_cast<const std::byte*>(send);
+  const auto* to = static_cast<const std::byte*>(receive);
+  if (call.collective == Collective::kAllGather && from == to + piece) call.send = call.receive;
+  if (call.collective == Collective::kReduceScatter && to == from + piece) call.receive = call.send;
+  return call;
+}
+
+void ncclComm::require_no_error() const {
   if (const ncclResult_t error = asynchronous_error(); error != ncclSuccess)
     throw Failure(error, error_text());
+}
+
+void ncclComm::issue(const Call& call, const void* send, void* receive, cudaStream_t stream) {
+  require_no_error();
   if (size_ == 1) return copy_for_one_rank(call, send, receive, stream);
   const Extent extent = extent_of(call, size_, rank_);
   const int64_t element = size_of(static_cast<ncclDataType_t>(call.type));
@@ -124,6 +173,8 @@ ncclComm::Operation& ncclComm::operation_for(const Call& call) {
 void ncclComm::grow_staging(int64_t bytes) {
   // Doubling bounds what the smaller buffers, which queued and captured operations still name, add up to.
   const int64_t grown = std::max({bytes, 2 * staging_bytes_, int64_t{4096}});
+  // Staging memory belongs to no graph: a capture of the calling thread must not forbid to allocate it.
+  const AllowedUnsafeCalls allowed;
   for (int i = 0; i < 2; ++i) {
     void* data = nullptr;
     check(cudaMallocHost(&data, grown), "cudaMallocHost of staging memory");
@@ -140,8 +191,7 @@ void ncclComm::run(void* argument) {
   const AnnouncedScope announced(operation.send, extent.sent * element, operation.result,
                                  extent.received * element);
   try {
-    if (const ncclResult_t error = self.asynchronous_error(); error != ncclSuccess)
-      throw Failure(error, self.error_text());
+    self.require_no_error();
     self.compare_calls(operation.call);
     self.move_data(operation);
   } catch (const Failure& failure) {
@@ -158,7 +208,7 @@ void ncclComm::compare_calls(Call call) {
   call.sequence = ++sequence_;
   std::vector<Call> calls(size_);
   transport_->all_gather(&call, calls.data(), sizeof(Call), 1);
-  const std::string mismatch = nccl_over_mpi::describe_mismatch(name_, calls);
+  const std::string mismatch = nccl_over_mpi::describe_mismatch(name_, calls, transport_->world_ranks());
   if (!mismatch.empty()) throw Failure(ncclInvalidUsage, mismatch);
 }
 

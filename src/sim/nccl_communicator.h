@@ -17,6 +17,7 @@
 #include "sim/nccl_call.h"
 #include "sim/nccl_issue_order.h"
 #include "sim/nccl_transport.h"
+#include "sim/nccl_window.h"
 
 struct ncclComm {
  public:
@@ -30,6 +31,13 @@ struct ncclComm {
   int size() const { return size_; }
   const std::string& name() const { return name_; }
 
+  /// Collective. Throws Failure.
+  ncclWindow_t register_window(const void* buffer, int64_t bytes, int flags);
+  void deregister_window(ncclWindow_t window) { windows_.remove(window); }
+  size_t windows() const { return windows_.size(); }
+
+  /// `call` with the places of its buffers in windows. Throws Failure when a buffer leaves its window.
+  nccl_over_mpi::Call placed(nccl_over_mpi::Call call, const void* send, const void* receive) const;
   /// Puts the collective on the stream. Throws Failure: a CUDA error, or the communicator's asynchronous
   /// error.
   void issue(const nccl_over_mpi::Call& call, const void* send, void* receive, cudaStream_t stream);
@@ -58,6 +66,8 @@ struct ncclComm {
   static void run(void* operation);
   void compare_calls(nccl_over_mpi::Call call);
   void move_data(const Operation& operation);
+  std::string registration_fault(const std::string& refusal, int64_t bytes, int flags);
+  void require_no_error() const;
   void fail(ncclResult_t code, const std::string& text);
 
   const std::string name_;
@@ -74,6 +84,7 @@ struct ncclComm {
   int64_t staging_bytes_ = 0;
   std::map<nccl_over_mpi::Call, std::unique_ptr<Operation>> operations_;
   nccl_over_mpi::IssueOrder order_;
+  nccl_over_mpi::Windows windows_;
 
   // Read without synchronisation while there is no error: a lock here would order streams that nothing else
   // orders, and hide their races from ThreadSanitizer.

@@ -7,16 +7,16 @@
 namespace nccl_over_mpi {
 namespace {
 
-/// An identification of the capture that the stream is part of, or 0. Events do not cross its border.
-uint64_t capture_of([[maybe_unused]] cudaStream_t stream) {
-#if defined(CUDART_VERSION)
+/// An identification of the capture that the stream is part of, or 0.
+uint64_t capture_of(cudaStream_t stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   unsigned long long id = 0;
   check(cudaStreamGetCaptureInfo(stream, &status, &id), "cudaStreamGetCaptureInfo");
   return status == cudaStreamCaptureStatusActive ? id : 0;
-#else
-  return 0;
-#endif
+}
+
+void create(cudaEvent_t& event) {
+  if (!event) check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreateWithFlags");
 }
 
 }  // namespace
@@ -29,7 +29,8 @@ void check(cudaError_t code, const char* call) {
 }
 
 IssueOrder::~IssueOrder() {
-  if (last_) (void)cudaEventDestroy(last_);
+  for (cudaEvent_t event : {last_, captured_})
+    if (event) (void)cudaEventDestroy(event);
 }
 
 IssueOrder& IssueOrder::shared() {
@@ -42,17 +43,25 @@ IssueOrder& IssueOrder::shared() {
 }
 
 void IssueOrder::begin(cudaStream_t stream) {
-  const IssueOrder& order = shared();
-  if (order.last_ && order.capture_ == capture_of(stream))
+  IssueOrder& order = shared();
+  const uint64_t capture = capture_of(stream);
+  create(order.last_);
+  if (capture == 0)
     check(cudaStreamWaitEvent(stream, order.last_, 0), "cudaStreamWaitEvent");
+  else if (capture == order.capture_)
+    check(cudaStreamWaitEvent(stream, order.captured_, 0), "cudaStreamWaitEvent in a capture");
+  else
+    check(cudaStreamWaitEvent(stream, order.last_, cudaEventWaitExternal), "cudaStreamWaitEvent of a graph");
 }
 
 void IssueOrder::end(cudaStream_t stream) {
   IssueOrder& order = shared();
-  if (!order.last_)
-    check(cudaEventCreateWithFlags(&order.last_, cudaEventDisableTiming), "cudaEventCreateWithFlags");
-  check(cudaEventRecord(order.last_, stream), "cudaEventRecord");
-  order.capture_ = capture_of(stream);
+  const uint64_t capture = capture_of(stream);
+  if (capture == 0) return check(cudaEventRecord(order.last_, stream), "cudaEventRecord");
+  create(order.captured_);
+  check(cudaEventRecordWithFlags(order.last_, stream, cudaEventRecordExternal), "cudaEventRecord of a graph");
+  check(cudaEventRecord(order.captured_, stream), "cudaEventRecord in a capture");
+  order.capture_ = capture;
 }
 
 }  // namespace nccl_over_mpi

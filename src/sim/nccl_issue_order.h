@@ -15,6 +15,10 @@ void check(cudaError_t code, const char* call);
 /// On the simulated device an order belongs to one communicator. CUDA may run the host functions of all
 /// streams on one thread, where two communicators' collectives that ranks begin in different orders would
 /// wait for each other for ever: there, all objects of this class are one order.
+///
+/// Captured collectives are issued when their graph is launched. Within a capture they wait for one another
+/// by edges of the graph; the first also waits for what was issued before the launch, and what is issued
+/// after it waits for the last, by events outside of the graph.
 class IssueOrder {
  public:
   IssueOrder() = default;
@@ -29,8 +33,9 @@ class IssueOrder {
  private:
   IssueOrder& shared();
 
-  cudaEvent_t last_ = nullptr;
-  uint64_t capture_ = 0;  ///< in which `last_` was recorded; 0 outside of captures
+  cudaEvent_t last_ = nullptr;      ///< recorded outside of captures, and by launched graphs
+  cudaEvent_t captured_ = nullptr;  ///< last recorded in the capture `capture_`
+  uint64_t capture_ = 0;
 };
 
 }  // namespace nccl_over_mpi

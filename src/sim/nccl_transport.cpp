@@ -37,19 +37,21 @@ MPI_Datatype type_of(int64_t element_bytes) {
 
 class MpiTransport final : public Transport {
  public:
-  MpiTransport(int nranks, int rank, const ncclUniqueId& id) : size_(nranks) {
-    require_world(nranks, rank);
-    check(MPI_Comm_dup(MPI_COMM_WORLD, &comm_), "MPI_Comm_dup");
+  MpiTransport(int nranks, int rank, const ncclUniqueId& id) {
+    require_threads();
+    const Member self{nranks, rank, rank_of(MPI_COMM_WORLD), id};
+    check(MPI_Comm_split(MPI_COMM_WORLD, colour_of(id), rank, &comm_), "MPI_Comm_split");
     check(MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
-    std::vector<ncclUniqueId> ids(nranks);
-    all_gather(&id, ids.data(), sizeof id, 1);
-    for (int r = 1; r < nranks; ++r)
-      if (std::memcmp(&ids[r], &ids[0], sizeof id) != 0)
-        throw Failure(
-            ncclInvalidArgument,
-            "rank " + std::to_string(r) +
-                " holds another unique id than rank 0: the id comes from rank 0 by broadcast, and all "
-                "ranks create their communicators in the same order");
+    int size = 0;
+    check(MPI_Comm_size(comm_, &size), "MPI_Comm_size");
+    std::vector<Member> members(size);
+    all_gather(&self, members.data(), sizeof(Member), 1);
+    for (const Member& member : members) world_ranks_.push_back(member.world_rank);
+    // All members find the same fault, so none is left waiting for those who threw.
+    if (const std::string fault = fault_of(members); !fault.empty()) {
+      MPI_Comm_free(&comm_);
+      throw Failure(ncclInvalidArgument, fault);
+    }
   }
 
   ~MpiTransport() override {
@@ -58,6 +60,8 @@ class MpiTransport final : public Transport {
     // After an abort requests may be pending, and the other ranks may not come here.
     if (!finalized && !aborted_ && comm_ != MPI_COMM_NULL) MPI_Comm_free(&comm_);
   }
+
+  std::span<const int> world_ranks() const override { return world_ranks_; }
 
   void all_gather(const void* piece, void* all, int64_t count, int64_t element_bytes) override {
     const MPI_Datatype type = type_of(element_bytes);
@@ -85,20 +89,52 @@ class MpiTransport final : public Transport {
   void abort() override { aborted_ = true; }
 
  private:
-  static void require_world(int nranks, int rank) {
-    int initialized = 0, level = 0, world_size = 0, world_rank = 0;
+  /// Sent between processes as bytes.
+  struct Member {
+    int nranks, rank, world_rank;
+    ncclUniqueId id;
+  };
+
+  static void require_threads() {
+    int initialized = 0, level = 0;
     MPI_Initialized(&initialized);
     if (!initialized) throw Failure(ncclInvalidUsage, "MPI was not started: call MPI_Init_thread first");
     MPI_Query_thread(&level);
     if (level != MPI_THREAD_MULTIPLE)
       throw Failure(ncclInvalidUsage, "MPI was started without MPI_THREAD_MULTIPLE");
-    MPI_Comm_size(MPI_COMM_WORLD, &world_size);
-    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
-    if (world_size != nranks || world_rank != rank)
-      throw Failure(ncclInvalidArgument, "rank " + std::to_string(rank) + " of " + std::to_string(nranks) +
-                                             " is rank " + std::to_string(world_rank) + " of " +
-                                             std::to_string(world_size) +
-                                             " to MPI: both have to be the same");
+  }
+
+  static int rank_of(MPI_Comm comm) {
+    int rank = 0;
+    check(MPI_Comm_rank(comm, &rank), "MPI_Comm_rank");
+    return rank;
+  }
+
+  /// Different ids may share a colour; fault_of() compares the ids themselves.
+  static int colour_of(const ncclUniqueId& id) {
+    unsigned bits;
+    std::memcpy(&bits, id.internal, sizeof bits);
+    return static_cast<int>(bits & 0x7fffffffu);
+  }
+
+  /// Why `members`, whom MPI brought together, are no communicator; an empty string if they are one.
+  static std::string fault_of(std::span<const Member> members) {
+    const int size = static_cast<int>(members.size());
+    for (int i = 0; i < size; ++i) {
+      const Member& member = members[i];
+      const std::string name = "MPI's rank " + std::to_string(member.world_rank);
+      if (std::memcmp(&member.id, &members[0].id, sizeof member.id) != 0)
+        return name + " holds another unique id than MPI's rank " + std::to_string(members[0].world_rank);
+      if (member.nranks != size)
+        return name + " is to be one of " + std::to_string(member.nranks) +
+               ", but the ranks that hold its unique id are " + std::to_string(size) +
+               ": the id comes from one of them, and all ranks of MPI create their communicators in the same "
+               "order";
+      if (member.rank != i)
+        return name + " is to be rank " + std::to_string(member.rank) + " where rank " + std::to_string(i) +
+               " is missing: the ranks are 0 to " + std::to_string(size - 1) + ", each once";
+    }
+    return "";
   }
 
   void complete(MPI_Request& request, const char* call) {
@@ -116,7 +152,7 @@ class MpiTransport final : public Transport {
   }
 
   MPI_Comm comm_ = MPI_COMM_NULL;
-  int64_t size_;
+  std::vector<int> world_ranks_;
   std::atomic<bool> aborted_{false};
 };
 

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <stdexcept>
 #include <string>
 
@@ -29,6 +30,8 @@ class Failure : public std::runtime_error {
 class Transport {
  public:
   virtual ~Transport() = default;
+  /// The ranks of MPI_COMM_WORLD that take part, in the communicator's rank order.
+  virtual std::span<const int> world_ranks() const = 0;
   /// all[size * count] = the pieces [count] of all ranks in rank order.
   virtual void all_gather(const void* piece, void* all, int64_t count, int64_t element_bytes) = 0;
   /// received[r * count ...] = what rank r had at sent[rank * count ...].
@@ -38,8 +41,9 @@ class Transport {
   virtual void abort() = 0;
 };
 
-/// Collective over all ranks of the job, who must hold the same `id`. Throws Failure when MPI was not
-/// started, is not MPI_THREAD_MULTIPLE, or has other ranks than (nranks, rank); and without MPI in the build.
+/// Collective over all ranks of MPI_COMM_WORLD: those who hold the same `id` are connected. Throws Failure
+/// when MPI was not started, is not MPI_THREAD_MULTIPLE, or the holders of `id` are not the ranks 0 to
+/// nranks - 1; and without MPI in the build.
 std::unique_ptr<Transport> make_transport(int nranks, int rank, const ncclUniqueId& id);
 
 }  // namespace nccl_over_mpi

@@ -26,14 +26,10 @@ constexpr int kMultiprocessors = 16;
 constexpr int kThreadsPerMultiprocessor = 2048;
 constexpr int kComputeMajor = 9, kComputeMinor = 0;
 constexpr int kRuntimeVersion = 13000;
+constexpr const char* kBusId = "0000:00:00.0";
 
 Scheduler& scheduler() {
   return device().scheduler;
-}
-
-/// The code of a call that a failure overrides.
-cudaError_t finish(cudaError_t code = cudaSuccess) {
-  return report(failure() != cudaSuccess ? failure() : code);
 }
 
 bool valid_shape(dim3 grid, dim3 block) {
@@ -47,12 +43,14 @@ cudaError_t allocate(Memory::Kind kind, void** pointer, size_t bytes) {
   if (pointer == nullptr) return finish(cudaErrorInvalidValue);
   *pointer = nullptr;
   if (bytes == 0 || failure() != cudaSuccess) return finish();
+  if (const cudaError_t error = scheduler().check_unsafe_call()) return finish(error);
   *pointer = device().memory.allocate(kind, bytes);
   return finish(*pointer != nullptr ? cudaSuccess : cudaErrorMemoryAllocation);
 }
 
 cudaError_t release(Memory::Kind kind, void* pointer) {
   if (pointer == nullptr) return finish();
+  if (const cudaError_t error = scheduler().check_unsafe_call()) return finish(error);
   scheduler().synchronize_all();
   return finish(device().memory.release(kind, pointer) ? cudaSuccess : cudaErrorInvalidValue);
 }
@@ -92,17 +90,21 @@ cudaError_t copy(void* target, const void* source, size_t bytes, cudaMemcpyKind 
   if (!direction_fits(kind, to.kind == Memory::Kind::kDevice, from.kind == Memory::Kind::kDevice))
     return finish(cudaErrorInvalidMemcpyDirection);
   blocking = blocking || to.kind == Memory::Kind::kPageable;
-  if (from.kind == Memory::Kind::kPageable && !blocking) {
+  const bool staged = from.kind == Memory::Kind::kPageable && !blocking;
+  if (blocking || staged)
+    if (const cudaError_t error = scheduler().check_host_wait(stream)) return finish(error);
+  cudaError_t error = cudaSuccess;
+  if (staged) {
     // CUDA stages pageable memory before the call returns: the caller may reuse it at once.
     const auto* begin = static_cast<const std::byte*>(source);
-    scheduler().enqueue(stream, [target, staged = std::vector<std::byte>(begin, begin + bytes)] {
-      copy_now(target, staged.data(), staged.size());
+    error = scheduler().enqueue(stream, [target, stage = std::vector<std::byte>(begin, begin + bytes)] {
+      copy_now(target, stage.data(), stage.size());
     });
   } else {
-    scheduler().enqueue(stream, [=] { copy_now(target, source, bytes); });
+    error = scheduler().enqueue(stream, [=] { copy_now(target, source, bytes); });
   }
   if (blocking) scheduler().synchronize(stream);
-  return finish();
+  return finish(error);
 }
 
 }  // namespace
@@ -113,8 +115,10 @@ cudaError_t launch(const char* name, dim3 grid, dim3 block, size_t shared_bytes,
   if (!scheduler().exists(stream)) return finish(cudaErrorInvalidResourceHandle);
   if (!valid_shape(grid, block) || shared_bytes > kSharedBytesPerBlockOptin)
     return finish(cudaErrorInvalidConfiguration);
-  count_launch(name);
-  scheduler().enqueue_kernel(stream, {name, grid, block, shared_bytes, std::move(body), settings().order});
+  if (const cudaError_t error = scheduler().enqueue_kernel(
+          stream, {name, grid, block, shared_bytes, std::move(body), settings().order}))
+    return finish(error);
+  scheduler().at_launch(stream, [name = std::string(name)] { count_launch(name); });
   return cudaSuccess;  // also when the kernel has already failed: that is for the next call to say
 }
 
@@ -197,7 +201,24 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
   return finish();
 }
 
+cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
+  if (device != 0) return finish(cudaErrorInvalidDevice);
+  const int needed = std::snprintf(id, static_cast<size_t>(length), "%s", sim::kBusId);
+  return finish(needed < length ? cudaSuccess : cudaErrorInvalidValue);
+}
+
+cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* id) {
+  *device = 0;
+  return finish(std::strcmp(id, sim::kBusId) == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+}
+
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
+  *can = 0;  // there is no second device
+  return finish(device == 0 && peer == 0 ? cudaSuccess : cudaErrorInvalidDevice);
+}
+
 cudaError_t cudaDeviceSynchronize() {
+  if (const cudaError_t error = scheduler().check_host_wait()) return finish(error);
   scheduler().synchronize_all();
   return finish();
 }
@@ -246,6 +267,7 @@ cudaError_t cudaMemcpyAsync(void* target, const void* source, size_t bytes, cuda
 }
 
 cudaError_t cudaMemset(void* target, int value, size_t bytes) {
+  if (const cudaError_t error = scheduler().check_unsafe_call()) return finish(error);
   return cudaMemsetAsync(target, value, bytes);
 }
 
@@ -254,11 +276,10 @@ cudaError_t cudaMemsetAsync(void* target, int value, size_t bytes, cudaStream_t 
   if (!scheduler().exists(stream)) return finish(cudaErrorInvalidResourceHandle);
   const auto range = sim::device().memory.classify(target, bytes);
   if (range.kind == sim::Memory::Kind::kPageable || !range.inside) return finish(cudaErrorInvalidValue);
-  scheduler().enqueue(stream, [=] {
+  return finish(scheduler().enqueue(stream, [=] {
     sim::announce_write(target, bytes);
     std::memset(target, value, bytes);
-  });
-  return finish();
+  }));
 }
 
 // --- streams ----------------------------------------------------------------------------------------------
@@ -291,30 +312,33 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (!scheduler().exists(stream)) return finish(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = scheduler().check_host_wait(stream)) return finish(error);
   scheduler().synchronize(stream);
   return finish();
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (!scheduler().exists(stream)) return finish(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = scheduler().check_host_wait(stream)) return finish(error);
   // "Not ready" is an answer, no error to remember.
   if (!scheduler().query(stream)) return cudaErrorNotReady;
   return finish();
 }
 
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   if (!scheduler().exists(stream) || !scheduler().exists(event))
     return finish(cudaErrorInvalidResourceHandle);
-  scheduler().wait_on_stream(stream, event);
-  return finish();
+  if (flags > cudaEventWaitExternal) return finish(cudaErrorInvalidValue);
+  return finish(scheduler().wait_on_stream(stream, event, flags == cudaEventWaitExternal));
 }
 
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* argument) {
   if (!scheduler().exists(stream)) return finish(cudaErrorInvalidResourceHandle);
   if (function == nullptr) return finish(cudaErrorInvalidValue);
   if (sim::failure() != cudaSuccess) return finish();
-  scheduler().enqueue(stream, [=] { function(argument); });
-  return cudaSuccess;
+  if (const cudaError_t error = scheduler().enqueue(stream, [=] { function(argument); }))
+    return finish(error);
+  return cudaSuccess;  // as launch()
 }
 
 // --- events -----------------------------------------------------------------------------------------------
@@ -336,20 +360,26 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+  return cudaEventRecordWithFlags(event, stream, cudaEventRecordDefault);
+}
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
   if (!scheduler().exists(stream) || !scheduler().exists(event))
     return finish(cudaErrorInvalidResourceHandle);
-  scheduler().record(event, stream);
-  return finish();
+  if (flags > cudaEventRecordExternal) return finish(cudaErrorInvalidValue);
+  return finish(scheduler().record(event, stream, flags == cudaEventRecordExternal));
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
   if (!scheduler().exists(event)) return finish(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = scheduler().check_host_wait(event)) return finish(error);
   scheduler().synchronize(event);
   return finish();
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   if (!scheduler().exists(event)) return finish(cudaErrorInvalidResourceHandle);
+  if (const cudaError_t error = scheduler().check_host_wait(event)) return finish(error);
   if (!scheduler().query(event)) return cudaErrorNotReady;
   return finish();
 }

@@ -13,10 +13,10 @@
 namespace sim {
 namespace {
 
-void run_operation(Operation& operation) {
+void run_operation(const Operation& operation, Team& team) {
   if (failure() != cudaSuccess) return;
   try {
-    operation();
+    operation(team);
   } catch (const std::exception& error) {
     const InvisibleScope invisible;  // the text is copied through the stack of the host's thread
     set_failure(cudaErrorUnknown, error.what());
@@ -29,8 +29,9 @@ void run_operation(Operation& operation) {
 struct Task {
   CUstream_st* stream;
   Mark* wait;
-  Operation* operation;
+  const Operation* operation;
   Mark* mark;
+  bool of_graph;
 };
 
 SIM_INVISIBLE void run_task(void* argument) {
@@ -38,16 +39,16 @@ SIM_INVISIBLE void run_task(void* argument) {
   tsan_acquire(&task.stream->served_key);
   if (task.wait != nullptr) tsan_acquire(&task.wait->key);
   if (task.operation != nullptr) {
-    tsan_acquire(task.operation);
-    run_operation(*task.operation);
-    delete task.operation;
+    tsan_acquire(const_cast<Operation*>(task.operation));
+    run_operation(*task.operation, task.stream->team);
+    if (!task.of_graph) delete task.operation;
   }
   if (task.mark != nullptr) tsan_release(&task.mark->key);
   tsan_release(&task.stream->done_key);
 }
 
-SIM_INVISIBLE void execute(CUstream_st* stream, Mark* wait, Operation* operation, Mark* mark) {
-  Task task{stream, wait, operation, mark};
+SIM_INVISIBLE void execute(CUstream_st* stream, const CUstream_st::Entry& entry) {
+  Task task{stream, entry.wait.get(), entry.operation, entry.mark.get(), entry.of_graph};
   stream->fiber.run(run_task, &task);
 }
 
@@ -61,7 +62,8 @@ Scheduler::~Scheduler() {
   while (!streams_.empty()) {
     {
       Lock lock(mutex_);
-      for (auto& entry : streams_.back()->queue) delete entry.operation;
+      for (auto& entry : streams_.back()->queue)
+        if (!entry.of_graph) delete entry.operation;
       streams_.back()->queue.clear();
     }
     stop(std::move(streams_.back()));
@@ -87,7 +89,8 @@ void Scheduler::reload_mode() {
   Lock lock(mutex_);
   if (!streams_.empty())
     throw std::logic_error("the simulated device's scheduling mode cannot change while " +
-                           std::to_string(streams_.size()) + " streams exist; destroy them first");
+                           std::to_string(streams_.size()) +
+                           " streams exist; destroy them, and the executable graphs that own some, first");
   seeded_ = now.stream_seed.has_value();
   choice_.seed(now.stream_seed.value_or(0));
   owner_ = std::this_thread::get_id();
@@ -114,6 +117,7 @@ bool Scheduler::exists(cudaStream_t stream) {
 
 void Scheduler::destroy_stream(cudaStream_t stream) {
   Lock lock(mutex_);
+  leave_capture(*stream);
   const auto mark = push_mark(*stream);
   lock.unlock();
   wait_until_done(*mark);
@@ -179,28 +183,41 @@ std::shared_ptr<Mark> Scheduler::push_mark(CUstream_st& stream) {
   return mark;
 }
 
-void Scheduler::enqueue(cudaStream_t stream, Operation operation) {
-  auto* owned = new Operation(std::move(operation));
-  tsan_release(owned);
+cudaError_t Scheduler::add(cudaStream_t stream, Operation operation) {
+  auto owned = std::make_unique<Operation>(std::move(operation));
+  tsan_release(owned.get());
   Lock lock(mutex_);
-  push_ordered(resolve(stream), {nullptr, owned, nullptr});
+  CUstream_st& target = resolve(stream);
+  if (const cudaError_t error = admit(target)) return error;
+  if (target.capture != nullptr)
+    target.capture->add(target.branch, std::move(*owned));
+  else
+    push_ordered(target, {nullptr, owned.release(), nullptr});
+  return cudaSuccess;
 }
 
-void Scheduler::enqueue_kernel(cudaStream_t stream, Kernel kernel) {
-  Team* team = nullptr;
-  {
-    Lock lock(mutex_);
-    team = &resolve(stream).team;
-  }
-  enqueue(stream, [team, kernel = std::move(kernel)] {
+cudaError_t Scheduler::enqueue(cudaStream_t stream, std::function<void()> operation) {
+  return add(stream, [operation = std::move(operation)](Team&) { operation(); });
+}
+
+cudaError_t Scheduler::enqueue_kernel(cudaStream_t stream, Kernel kernel) {
+  return add(stream, [kernel = std::move(kernel)](Team& team) {
     try {
-      team->run(kernel);
+      team.run(kernel);
     } catch (const std::exception& error) {
       const bool placed = std::string_view(error.what()).starts_with("kernel '");
       set_failure(cudaErrorLaunchFailure,
                   placed ? error.what() : "kernel '" + kernel.name + "': " + error.what());
     }
   });
+}
+
+void Scheduler::at_launch(cudaStream_t stream, std::function<void()> function) {
+  {
+    Lock lock(mutex_);
+    if (Capture* capture = resolve(stream).capture) return capture->at_launch(std::move(function));
+  }
+  function();
 }
 
 void Scheduler::serve(CUstream_st& stream) {
@@ -229,7 +246,7 @@ void Scheduler::run_front(Lock& lock, CUstream_st& stream) {
   stream.queue.pop_front();
   stream.running = true;
   lock.unlock();
-  execute(&stream, entry.wait.get(), entry.operation, entry.mark.get());
+  execute(&stream, entry);
   lock.lock();
   stream.running = false;
   if (entry.mark) {
@@ -318,7 +335,7 @@ bool Scheduler::query(cudaStream_t stream) {
 
 cudaEvent_t Scheduler::create_event(unsigned flags) {
   Lock lock(mutex_);
-  return *events_.insert(new CUevent_st{flags, nullptr}).first;
+  return *events_.insert(new CUevent_st{flags, nullptr, {}}).first;
 }
 
 void Scheduler::destroy_event(cudaEvent_t event) {
@@ -332,14 +349,28 @@ bool Scheduler::exists(cudaEvent_t event) {
   return events_.contains(event);
 }
 
-void Scheduler::record(cudaEvent_t event, cudaStream_t stream) {
+cudaError_t Scheduler::record(cudaEvent_t event, cudaStream_t stream, bool external) {
   Lock lock(mutex_);
-  event->mark = push_mark(resolve(stream));
+  CUstream_st& target = resolve(stream);
+  if (const cudaError_t error = admit(target)) return error;
+  if (target.capture != nullptr) {
+    record_captured(target, event, external);
+    return cudaSuccess;
+  }
+  if (external) return cudaErrorInvalidValue;
+  event->captured.reset();
+  event->mark = push_mark(target);
+  return cudaSuccess;
 }
 
-void Scheduler::wait_on_stream(cudaStream_t stream, cudaEvent_t event) {
+cudaError_t Scheduler::wait_on_stream(cudaStream_t stream, cudaEvent_t event, bool external) {
   Lock lock(mutex_);
-  if (event->mark) push_ordered(resolve(stream), {event->mark, nullptr, nullptr});
+  CUstream_st& target = resolve(stream);
+  if (const cudaError_t error = admit(target)) return error;
+  if (external && target.capture == nullptr) return cudaErrorInvalidValue;
+  if (target.capture != nullptr || event->captured) return wait_captured(target, event, external);
+  if (event->mark) push_ordered(target, {event->mark, nullptr, nullptr});
+  return cudaSuccess;
 }
 
 void Scheduler::synchronize(cudaEvent_t event) {

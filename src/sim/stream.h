@@ -5,6 +5,11 @@
 // orderings between streams that CUDA does not give. A stream's fiber learns of others only through explicit
 // pairs:
 //   enqueue → the operation,   mark reached → wait on it,   mark reached → the host that waited for it.
+//
+// An executable graph owns a stream per branch of its recording. A launch puts the recorded entries on them,
+// with marks of its own, between a mark of the launch's stream that the origin's branch waits for and a mark
+// of that branch that the launch's stream waits for: what holds for streams holds inside a graph. A launch
+// follows the one before because the origin's branch, where all others join, is a queue.
 #pragma once
 
 #include <chrono>
@@ -14,12 +19,14 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <thread>
 #include <unordered_set>
 #include <vector>
 
+#include "sim/capture.h"
 #include "sim/driver_types.h"
 #include "sim/operation_fiber.h"
 #include "sim/team.h"
@@ -33,8 +40,6 @@ struct Mark {
   char key = 0;
 };
 
-using Operation = std::function<void()>;
-
 }  // namespace sim
 
 struct CUstream_st {
@@ -42,8 +47,9 @@ struct CUstream_st {
 
   struct Entry {  // each part may be missing; taken in this order
     std::shared_ptr<sim::Mark> wait;
-    sim::Operation* operation = nullptr;
+    const sim::Operation* operation = nullptr;
     std::shared_ptr<sim::Mark> mark;
+    bool of_graph = false;  // which keeps the operation for its next launch
   };
 
   const unsigned flags;
@@ -58,13 +64,26 @@ struct CUstream_st {
   bool stopping = false;
   std::condition_variable filled;
   std::shared_ptr<sim::Mark> seen_default;  // the default stream's mark that this stream waited for last
+  sim::Capture* capture = nullptr;          // that records what is enqueued
+  size_t branch = 0;                        // of the capture
 
   std::thread thread;  // in `threads` mode
 };
 
 struct CUevent_st {
   unsigned flags = 0;
-  std::shared_ptr<sim::Mark> mark;  // of the most recent record; guarded by Scheduler's mutex
+  // Of the most recent record, at most one of them; guarded by Scheduler's mutex.
+  std::shared_ptr<sim::Mark> mark;
+  std::optional<sim::CapturedRecord> captured;
+};
+
+struct CUgraph_st {
+  std::shared_ptr<const sim::Recording> recording;
+};
+
+struct CUgraphExec_st {
+  std::shared_ptr<const sim::Recording> recording;
+  std::vector<CUstream_st*> streams;  // by branch
 };
 
 namespace sim {
@@ -83,9 +102,12 @@ class Scheduler {
   void destroy_stream(cudaStream_t stream);
   bool exists(cudaStream_t stream);
 
-  /// What `operation` throws becomes the device's failure; after a failure operations are skipped.
-  void enqueue(cudaStream_t stream, Operation operation);
-  void enqueue_kernel(cudaStream_t stream, Kernel kernel);
+  /// What `operation` throws becomes the device's failure; after a failure operations are skipped. In a
+  /// capture the operation is recorded. Errors are those of a capture.
+  cudaError_t enqueue(cudaStream_t stream, std::function<void()> operation);
+  cudaError_t enqueue_kernel(cudaStream_t stream, Kernel kernel);
+  /// For counters: calls `function` now, or, of a stream that captures, when the graph is launched.
+  void at_launch(cudaStream_t stream, std::function<void()> function);
 
   void synchronize(cudaStream_t stream);
   void synchronize_all();
@@ -94,19 +116,57 @@ class Scheduler {
   cudaEvent_t create_event(unsigned flags);
   void destroy_event(cudaEvent_t event);
   bool exists(cudaEvent_t event);
-  void record(cudaEvent_t event, cudaStream_t stream);
+  /// `external`, in a capture only: each launch of the graph records the event, or waits for the record that
+  /// is its most recent when the graph is launched.
+  cudaError_t record(cudaEvent_t event, cudaStream_t stream, bool external = false);
   /// Of an event that was never recorded: nothing to wait for, done.
-  void wait_on_stream(cudaStream_t stream, cudaEvent_t event);
+  cudaError_t wait_on_stream(cudaStream_t stream, cudaEvent_t event, bool external = false);
   void synchronize(cudaEvent_t event);
   bool query(cudaEvent_t event);
   /// When the most recent record was reached; the epoch when there is none.
   std::chrono::steady_clock::time_point reached(cudaEvent_t event);
+
+  cudaError_t begin_capture(cudaStream_t stream, cudaStreamCaptureMode mode);
+  /// `*graph` is set on success only.
+  cudaError_t end_capture(cudaStream_t stream, cudaGraph_t* graph);
+  cudaError_t capture_status(cudaStream_t stream, cudaStreamCaptureStatus& status, uint64_t& id);
+  /// The error of a call that would wait for the device, a stream or an event, or ask how far it is, while
+  /// captures are in progress. It invalidates the captures that forbid the call.
+  cudaError_t check_host_wait();
+  cudaError_t check_host_wait(cudaStream_t stream);
+  cudaError_t check_host_wait(cudaEvent_t event);
+  /// The same of a call that is unsafe in the sense of cudaThreadExchangeStreamCaptureMode.
+  cudaError_t check_unsafe_call();
+
+  bool exists(cudaGraph_t graph);
+  void destroy_graph(cudaGraph_t graph);
+  cudaGraphExec_t instantiate(cudaGraph_t graph);
+  bool exists(cudaGraphExec_t graph);
+  /// Waits for the launches; the host is not ordered after them.
+  void destroy_graph(cudaGraphExec_t graph);
+  cudaError_t launch(cudaGraphExec_t graph, cudaStream_t stream);
 
   /// Takes the scheduling mode from settings() again. Throws std::logic_error while a stream exists.
   void reload_mode();
 
  private:
   using Lock = std::unique_lock<std::mutex>;
+  cudaError_t add(cudaStream_t stream, Operation operation);
+
+  // Captures; all under the mutex.
+  static cudaError_t invalidate(Capture& capture, cudaError_t error);
+  Capture* find_capture(uint64_t id);
+  cudaError_t admit(const CUstream_st& stream);
+  cudaError_t admit_unsafe_call();
+  void drop(Capture& capture);
+  void leave_capture(CUstream_st& stream);
+  void record_captured(CUstream_st& stream, cudaEvent_t event, bool external);
+  cudaError_t wait_captured(CUstream_st& stream, cudaEvent_t event, bool external);
+  cudaGraph_t add_graph(Recording recording);
+  void replay(const CUgraphExec_st& graph, CUstream_st& stream);
+  using Marks = std::vector<std::shared_ptr<Mark>>;  // of a launch, by entry
+  void replay_entry(const CUgraphExec_st& graph, size_t position, Marks& marks);
+
   CUstream_st& resolve(cudaStream_t stream);
   CUstream_st& add_stream(unsigned flags);
   void push(CUstream_st& stream, CUstream_st::Entry entry);
@@ -123,6 +183,10 @@ class Scheduler {
   std::condition_variable marked_;
   std::vector<std::unique_ptr<CUstream_st>> streams_;  // in order of creation
   std::unordered_set<cudaEvent_t> events_;
+  std::vector<std::unique_ptr<Capture>> captures_;
+  uint64_t captures_begun_ = 0;
+  std::vector<std::unique_ptr<CUgraph_st>> graphs_;
+  std::vector<std::unique_ptr<CUgraphExec_st>> executable_graphs_;
   CUstream_st* default_ = nullptr;  // created at first use
   std::shared_ptr<Mark> default_mark_;
 

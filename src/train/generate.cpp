@@ -39,7 +39,8 @@ class Inference {
         window_(std::stoll(metadata(file, kSequenceKey))),
         dtype_(metadata(file, kPrecisionKey) == name_of(DType::kFp32) ? DType::kFp32 : DType::kBf16),
         layout_(shard::make_layout(model::units(model_), 1)),
-        transformer_(model_, {.batch = 1, .sequence = window_, .head_chunk = 1}, dtype_, layout_),
+        transformer_(model_, {.batch = 1, .sequence = window_, .head_chunk = 1}, dtype_, layout_,
+                     keep_nothing(model_)),
         workspace_(cuda::BlasLt::workspace_bytes()),
         blas_(workspace_.data()) {
     check();
@@ -55,7 +56,7 @@ class Inference {
     std::ranges::copy(context, padded.begin());
     upload(addresses_[transformer_.tokens()], padded.data(), padded.size() * sizeof(int32_t));
     for (int unit = 0; unit < transformer_.head_unit(); ++unit)
-      transformer_.forward(unit, operands(unit), blas_, stream_.get());
+      transformer_.compute(forward(unit), operands(unit), blas_, stream_.get());
     transformer_.logits_of(std::ssize(context) - 1, operands(transformer_.head_unit()), blas_, stream_.get());
     kernels::cast({.out = logits_.data(),
                    .in = addresses_[transformer_.logits()],
@@ -80,6 +81,14 @@ class Inference {
                        " tokens, but only byte vocabularies (at most 256) can be printed");
   }
 
+  // No backward pass follows, so all blocks can use the same memory.
+  static model::Recomputation keep_nothing(const config::Model& model) {
+    return {.blocks =
+                std::vector<model::Recompute>(static_cast<size_t>(model.n_layers), model::Recompute::kBlock)};
+  }
+
+  static shard::Operation forward(int unit) { return {.kind = shard::OpKind::kForward, .unit = unit}; }
+
   // On the stream of the kernels, which the default stream is not ordered with; done on return.
   void upload(void* device, const void* host, size_t bytes) {
     cuda::check(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_.get()));
@@ -101,7 +110,7 @@ class Inference {
       std::ranges::for_each(use.writes, allocate);
     };
     for (int unit = 0; unit < transformer_.head_unit(); ++unit)
-      allocate_all(transformer_.uses(shard::OpKind::kForward, unit));
+      allocate_all(transformer_.uses(forward(unit)));
     allocate_all(transformer_.logits_uses());
     logits_ = cuda::DeviceMemory(model_.vocab_size * static_cast<int64_t>(sizeof(float)));
     if (transformer_.rope_table() < 0) return;

@@ -1,7 +1,9 @@
 #include "train/run.h"
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <iostream>
 #include <optional>
@@ -12,7 +14,9 @@
 #include "cuda/check.h"
 #include "cuda/memory.h"
 #include "data/token_source.h"
+#include "shard/hardware.h"
 #include "train/metrics.h"
+#include "train/policy_search.h"
 #include "train/trainer.h"
 #include "train/weights.h"
 
@@ -34,8 +38,56 @@ std::string start_line(const config::Config& config, const Trainer& trainer, con
                        int world) {
   return "minillm: " + std::to_string(trainer.layout().elements()) + " parameters in " +
          std::string(name_of(config.precision.param)) + " over " + std::to_string(world) +
-         (world == 1 ? " rank, " : " ranks, ") + std::to_string(trainer.plan().bytes) +
+         (world == 1 ? " rank, " : " ranks, ") + std::to_string(trainer.memory().bytes) +
          " bytes planned per device; data: " + source.describe();
+}
+
+/// What "auto" takes times from: parallel.hardware, or the description whose name is in that of the device;
+/// with as many ranks on a node as there are.
+shard::Hardware hardware_of(const config::Config& config, const comm::Bootstrap& bootstrap) {
+  const auto found = [&]() -> shard::Hardware {
+    const std::string& given = config.parallel.hardware;
+    const std::vector<std::string> names = shard::hardware_names();
+    if (std::ranges::count(names, given) > 0) return shard::hardware_by_name(given);
+    if (!given.empty()) return shard::load_hardware(given);
+    cudaDeviceProp properties;
+    cuda::check(cudaGetDeviceProperties(&properties, 0));
+    std::string device = properties.name;
+    std::ranges::transform(device, device.begin(), [](unsigned char c) { return std::tolower(c); });
+    for (const std::string& name : names)
+      if (device.find(name) != std::string::npos) return shard::hardware_by_name(name);
+    throw UsageError("parallel.policy is \"auto\", but nothing is known of the speed of '" +
+                     std::string(properties.name) +
+                     "': set parallel.hardware to a name that `minillm plan --help` lists, or to a file that "
+                     "`minillm bench --json` wrote on it");
+  };
+  shard::Hardware hardware = found();
+  if (hardware.link) hardware.link->ranks = bootstrap.local_size();
+  return hardware;
+}
+
+/// All ranks choose alike: they have the same figures, and the memory of the rank that has least.
+config::Config with_chosen_policy(const config::Config& config, comm::Bootstrap& bootstrap) {
+  if (config.parallel.policy != "auto") return config;
+  const World world{bootstrap.size(), bootstrap.local_size()};
+  const shard::Hardware hardware = hardware_of(config, bootstrap);
+  int64_t bytes = -bootstrap.max(-cuda::device_capacity().free);
+  if (config.memory.limit > 0) bytes = std::min(bytes, config.memory.limit);
+  const PolicySearch search = search_policy(config, world, hardware, bytes);
+  if (bootstrap.rank() == 0)
+    std::cout << "policies on " << hardware.name << ", the fastest that fits marked:\n"
+              << search.table() << std::flush;
+  return chosen_of(search, world, bytes);
+}
+
+/// How collectives travel, and what the device holds beside the plan.
+void print_paths(const Trainer& trainer) {
+  for (const comm::Communicator* communicator : trainer.communicators())
+    std::cout << communicator->describe() << "\n";
+  const cuda::DeviceCapacity capacity = cuda::device_capacity();
+  std::cout << capacity.total - capacity.free - trainer.memory().bytes
+            << " bytes of the device are in use outside the plan (context, libraries, other processes)"
+            << std::endl;
 }
 
 /// The steps from 0 to `steps`. One runs ahead of the host, so that the device never waits for a result to be
@@ -44,8 +96,9 @@ void train_steps(Trainer& trainer, const config::Config& config, const data::Tok
                  const comm::Bootstrap& bootstrap, int64_t steps,
                  const std::function<void(int64_t)>& finish) {
   for (int64_t step = 0; step < steps; ++step) {
-    data::read_batch(source, step, bootstrap.size(), bootstrap.rank(), config.train.micro_batch,
-                     trainer.tokens(step), trainer.targets(step));
+    data::read_batch(source, step, bootstrap.size(), bootstrap.rank(),
+                     config.train.grad_accumulation * config.train.micro_batch, trainer.tokens(step),
+                     trainer.targets(step));
     trainer.enqueue(step);
     if (step > 0) finish(step - 1);
   }
@@ -56,7 +109,8 @@ void train_steps(Trainer& trainer, const config::Config& config, const data::Tok
 class Reporter {
  public:
   Reporter(const config::Config& config, comm::Bootstrap& bootstrap, const std::string& log_dir)
-      : tokens_per_step_(config.train.micro_batch * config.train.seq_len), bootstrap_(bootstrap) {
+      : tokens_per_step_(config.train.grad_accumulation * config.train.micro_batch * config.train.seq_len),
+        bootstrap_(bootstrap) {
     if (!log_dir.empty() && bootstrap.rank() == 0) {
       prepare_directory(log_dir);
       log_.emplace(log_dir);
@@ -78,7 +132,7 @@ class Reporter {
                               .skipped = result.skipped};
     if (bootstrap_.rank() == 0) std::cout << console_line(metrics) << std::endl;
     if (log_) log_->append(metrics);
-    skipped_ = result.skipped ? skipped_ + 1 : 0;
+    skipped_ = result.skipped || !std::isfinite(result.gradient_norm) ? skipped_ + 1 : 0;
     if (skipped_ == kMaxSkippedSteps)
       throw Error(ExitCode::kNumerics, "the gradient norm was not finite in " + std::to_string(skipped_) +
                                            " steps on end, the last is step " + std::to_string(step) +
@@ -98,16 +152,20 @@ class Reporter {
 
 }  // namespace
 
-void run(const config::Config& config, comm::Bootstrap& bootstrap, const RunOptions& options) {
+void run(const config::Config& given, comm::Bootstrap& bootstrap, const RunOptions& options) {
   // Everything that can be wrong with files is found before the first step.
-  Reporter reporter(config, bootstrap, options.log_dir);
-  if (!config.checkpoint.dir.empty() && bootstrap.rank() == 0) prepare_directory(config.checkpoint.dir);
-  const std::unique_ptr<data::TokenSource> source = data::make_token_source(config);
+  Reporter reporter(given, bootstrap, options.log_dir);
+  if (!given.checkpoint.dir.empty() && bootstrap.rank() == 0) prepare_directory(given.checkpoint.dir);
+  const std::unique_ptr<data::TokenSource> source = data::make_token_source(given);
   choose_device(bootstrap);
+  const config::Config config = with_chosen_policy(given, bootstrap);
   Trainer trainer(config, bootstrap);
   comm::Watchdog watchdog(bootstrap, trainer.communicators(),
                           std::chrono::seconds(static_cast<int64_t>(config.parallel.timeout_s)));
-  if (bootstrap.rank() == 0) std::cout << start_line(config, trainer, *source, bootstrap.size()) << std::endl;
+  if (bootstrap.rank() == 0) {
+    std::cout << start_line(config, trainer, *source, bootstrap.size()) << std::endl;
+    print_paths(trainer);
+  }
 
   const int64_t steps = config.train.stop_after > 0 ? std::min(config.train.stop_after, config.train.steps)
                                                     : config.train.steps;

@@ -12,33 +12,24 @@
 #include "kernels/cast.h"
 #include "kernels/initialize.h"
 #include "model/parameters.h"
-#include "shard/builder.h"
 #include "train/gemm_choices.h"
+#include "train/memory_advice.h"
 
 namespace minillm::train {
 namespace {
 
-shard::Policy policy(const config::Config& config) {
-  return {.weight_slots = narrow<int>(config.parallel.weight_slots),
-          .gradient_slots = narrow<int>(config.parallel.gradient_slots)};
-}
-
-int64_t planned_bytes(const config::Config& config, const shard::Layout& layout) {
-  const TrainingProgram program(config, layout);
-  const shard::Schedule schedule = shard::build_schedule(layout, program, policy(config));
-  return shard::plan_memory(schedule, layout, program, config.precision.param, config.precision.moments)
-      .bytes;
-}
-
-/// The largest micro-batch whose plan fits `capacity`, 0 if none does: plans grow with the batch.
-int64_t largest_micro_batch(config::Config config, const shard::Layout& layout, int64_t capacity) {
-  int64_t fits = 0, too_large = config.train.micro_batch;
-  while (too_large - fits > 1) {
-    const int64_t middle = (fits + too_large) / 2;
-    config.train.micro_batch = middle;
-    (planned_bytes(with_head_chunk(config, layout), layout) <= capacity ? fits : too_large) = middle;
-  }
-  return fits;
+/// Throws MemoryError unless the plan fits.
+void check_capacity(const StepPlan& plan, const World& world) {
+  const cuda::DeviceCapacity capacity = cuda::device_capacity();
+  const int64_t limit = plan.config.memory.limit;
+  const bool limited = limit > 0 && limit < capacity.free;
+  const int64_t bytes = limited ? limit : capacity.free;
+  if (plan.memory.bytes <= bytes) return;
+  throw MemoryError("the plan needs " + std::to_string(plan.memory.bytes) + " bytes on each device, but " +
+                    (limited ? "memory.limit is " + std::to_string(limit) + ".\n"
+                             : "only " + std::to_string(capacity.free) + " of " +
+                                   std::to_string(capacity.total) + " are free.\n") +
+                    plan.memory.table() + advise_on_memory(plan.config, world, bytes));
 }
 
 /// Calls visit(parameter, slice, piece) for each parameter with elements in this rank's shard.
@@ -56,43 +47,46 @@ void for_each_piece(const config::Model& model, const shard::Layout& layout, int
 
 }  // namespace
 
-// The product that accumulates the head's gradient reads and writes the whole of it for every chunk, so few
-// are better; and where blocks need more than the head, rows of logits cost nothing.
-config::Config with_head_chunk(config::Config config, const shard::Layout& layout) {
-  constexpr int64_t kLeast = 1024, kMultiple = 128;
-  if (config.train.head_chunk > 0) return config;
-  const int64_t rows = config.train.micro_batch * config.train.seq_len;
-  config.train.head_chunk = std::min(rows, kLeast);
-  const int64_t bytes = planned_bytes(config, layout);
-  config::Config larger = config;
-  for (int64_t chunks = 1; chunks * kLeast < rows; ++chunks) {
-    larger.train.head_chunk = round_up(ceil_div(rows, chunks), kMultiple);
-    if (planned_bytes(larger, layout) <= bytes) return larger;
-  }
-  return config;
+Trainer::Trainer(const config::Config& config, comm::Bootstrap& bootstrap, const TrainerOptions& options)
+    : rank_(bootstrap.rank()),
+      plan_(make_step_plan(config, {bootstrap.size(), bootstrap.local_size()},
+                           {.rank = bootstrap.rank(),
+                            .keep_gradients = options.keep_gradients,
+                            .deferred_blocks = options.deferred_blocks})) {
+  check_capacity(plan_, {bootstrap.size(), bootstrap.local_size()});
+  make_communicators(bootstrap);
+  if (options.edit_waits) options.edit_waits(plan_.schedule, plan_.waits);
+  executor_ = std::make_unique<shard::Executor>(
+      plan_.schedule, *plan_.layout, plan_.memory, plan_.waits, *plan_.program,
+      shard::Communicators{gather_.get(), reduce_.get(), replicate_.get()}, arena_.data(),
+      config.precision.param, config.train.cuda_graph ? shard::Launch::kGraph : shard::Launch::kEager);
+  if (!config.gemm.deterministic) choose_algorithms(bootstrap);
+  fill_initial_values();
 }
 
-Trainer::Trainer(const config::Config& config, comm::Bootstrap& bootstrap, const WaitEdit& edit_waits)
-    : rank_(bootstrap.rank()),
-      layout_(shard::make_layout(model::units(config.model), bootstrap.size())),
-      program_(with_head_chunk(config, layout_), layout_, rank_),
-      schedule_(shard::build_schedule(layout_, program_, policy(config))),
-      plan_(
-          shard::plan_memory(schedule_, layout_, program_, config.precision.param, config.precision.moments)),
-      moment_type_(config.precision.moments) {
-  check_capacity(config);
-  arena_ = cuda::DeviceMemory(plan_.bytes);
-  if (bootstrap.size() > 1) {
-    gather_ = std::make_unique<comm::Communicator>(bootstrap, "gather");
-    reduce_ = std::make_unique<comm::Communicator>(bootstrap, "reduce");
+// All ranks make the same ones in the same order.
+void Trainer::make_communicators(comm::Bootstrap& bootstrap) {
+  const auto [shards, replicas] = plan_.division;
+  const config::Parallel& parallel = plan_.config.parallel;
+  std::vector<comm::Communicator*> all;
+  const auto make = [&](const char* name, const comm::Group& group, int64_t ctas, bool zero_ctas) {
+    auto made = std::make_unique<comm::Communicator>(
+        bootstrap, comm::Communicator::Options{
+                       .name = name, .group = group, .max_ctas = narrow<int>(ctas), .zero_ctas = zero_ctas});
+    all.push_back(made.get());
+    return made;
+  };
+  if (shards > 1) {
+    const comm::Group group = comm::shard_group(rank_, bootstrap.size(), shards);
+    // Copy engines keep count of eager collectives in a way that captured ones do not follow.
+    const bool copy_engines = parallel.copy_engines && !plan_.config.train.cuda_graph;
+    gather_ = make("gather", group, parallel.gather_ctas, copy_engines);
+    reduce_ = make("reduce", group, parallel.reduce_ctas, false);
   }
-  std::vector<std::vector<shard::Wait>> waits = shard::derive_waits(schedule_);
-  if (edit_waits) edit_waits(schedule_, waits);
-  executor_ = std::make_unique<shard::Executor>(schedule_, layout_, plan_, std::move(waits), program_,
-                                                shard::Communicators{gather_.get(), reduce_.get()},
-                                                arena_.data(), config.precision.param);
-  if (!config.gemm.deterministic) choose_algorithms(config, bootstrap);
-  fill_initial_values(config);
+  if (replicas > 1)
+    replicate_ =
+        make("replicate", comm::replica_group(rank_, bootstrap.size(), shards), parallel.reduce_ctas, false);
+  arena_ = comm::Arena(bootstrap, plan_.memory.bytes, all);
 }
 
 Trainer::~Trainer() {
@@ -100,53 +94,43 @@ Trainer::~Trainer() {
   (void)cudaDeviceSynchronize();
 }
 
-void Trainer::check_capacity(const config::Config& config) const {
-  const cuda::DeviceCapacity capacity = cuda::device_capacity();
-  if (plan_.bytes <= capacity.free) return;
-  const int64_t fits = largest_micro_batch(config, layout_, capacity.free);
-  const std::string advice =
-      fits > 0
-          ? "The largest train.micro_batch that fits is " + std::to_string(fits) + "."
-          : "Not even train.micro_batch 1 fits: use more ranks, a shorter train.seq_len or a smaller model.";
-  throw MemoryError("the plan needs " + std::to_string(plan_.bytes) + " bytes on each device, but only " +
-                    std::to_string(capacity.free) + " of " + std::to_string(capacity.total) + " are free.\n" +
-                    plan_.table() + advice);
-}
-
 // A whole step on zeros, before there is anything to lose: it visits every product in its place, with the
 // alignments that it will have. Then the arena is scratch memory for timing.
-void Trainer::choose_algorithms(const config::Config& config, comm::Bootstrap& bootstrap) {
+void Trainer::choose_algorithms(comm::Bootstrap& bootstrap) {
   const cuda::Stream stream;
   cuda::check(cudaMemsetAsync(arena_.data(), 0, static_cast<size_t>(arena_.bytes()), stream.get()));
   stream.synchronize();
   {
-    const comm::Watchdog watchdog(bootstrap, communicators(),
-                                  std::chrono::seconds(static_cast<int64_t>(config.parallel.timeout_s)));
+    const comm::Watchdog watchdog(
+        bootstrap, communicators(),
+        std::chrono::seconds(static_cast<int64_t>(plan_.config.parallel.timeout_s)));
     enqueue(0);
     executor_->synchronize();
   }
-  choose_gemms(program_.blas(), config.gemm, bootstrap,
+  executor_->weights_changed();
+  choose_gemms(program().blas(), plan_.config.gemm, bootstrap,
                std::span(arena_.data(), static_cast<size_t>(arena_.bytes())), stream.get());
 }
 
 // All on one stream: default-stream copies and sets are not ordered with the non-blocking streams that
 // kernels run on.
-void Trainer::fill_initial_values(const config::Config& config) {
+void Trainer::fill_initial_values() {
+  const config::Config& config = plan_.config;
   const cuda::Stream stream;
   // Moments start at zero and so does padding; all else in the arena is written before it is read.
-  for (size_t unit = 0; unit < layout_.units.size(); ++unit)
+  for (size_t unit = 0; unit < layout().units.size(); ++unit)
     for (ShardKind kind : {ShardKind::kMaster, ShardKind::kMoment1, ShardKind::kMoment2})
       cuda::check(cudaMemsetAsync(
           shard_address(kind, static_cast<int>(unit)), 0,
-          static_cast<size_t>(layout_.units[unit].shard_elements * size_of(type_of(kind))), stream.get()));
-  const int rope = program_.transformer().rope_table();
+          static_cast<size_t>(layout().units[unit].shard_elements * size_of(type_of(kind))), stream.get()));
+  const int rope = program().transformer().rope_table();
   if (rope >= 0) {
-    const std::vector<float2> table = program_.transformer().rope_table_values();
-    cuda::check(cudaMemcpyAsync(arena_.data() + plan_.buffer[static_cast<size_t>(rope)], table.data(),
+    const std::vector<float2> table = program().transformer().rope_table_values();
+    cuda::check(cudaMemcpyAsync(arena_.data() + plan_.memory.buffer[static_cast<size_t>(rope)], table.data(),
                                 table.size() * sizeof(float2), cudaMemcpyHostToDevice, stream.get()));
   }
   if (config.model.init == "pytorch") {
-    for_each_piece(config.model, layout_, rank_,
+    for_each_piece(config.model, layout(), shard(),
                    [&](const model::Parameter& p, uint64_t number, auto& piece) {
                      kernels::initialize({.out = master(p.unit) + piece.shard_offset,
                                           .first = piece.tensor_offset,
@@ -158,23 +142,24 @@ void Trainer::fill_initial_values(const config::Config& config) {
                                          stream.get());
                    });
   } else {
-    fill_from_file(config, stream);
+    fill_from_file(stream);
   }
   if (config.precision.param != DType::kFp32)
-    for (size_t unit = 0; unit < layout_.units.size(); ++unit)
-      kernels::cast({.out = arena_.data() + plan_.parameter_shard[unit],
-                     .in = arena_.data() + plan_.master[unit],
-                     .count = layout_.units[unit].shard_elements,
+    for (size_t unit = 0; unit < layout().units.size(); ++unit)
+      kernels::cast({.out = arena_.data() + plan_.memory.parameter_shard[unit],
+                     .in = arena_.data() + plan_.memory.master[unit],
+                     .count = layout().units[unit].shard_elements,
                      .out_type = config.precision.param,
                      .in_type = DType::kFp32},
                     stream.get());
   stream.synchronize();
 }
 
-void Trainer::fill_from_file(const config::Config& config, const cuda::Stream& stream) {
+void Trainer::fill_from_file(const cuda::Stream& stream) {
+  const config::Config& config = plan_.config;
   const checkpoint::SafetensorsReader file(config.model.init);
   std::vector<float> values;
-  for_each_piece(config.model, layout_, rank_, [&](const model::Parameter& p, uint64_t, auto& piece) {
+  for_each_piece(config.model, layout(), shard(), [&](const model::Parameter& p, uint64_t, auto& piece) {
     const checkpoint::TensorEntry& tensor = file.find(p.name);
     if (tensor.shape != p.shape)
       throw InputError(config.model.init + ": tensor " + p.name +
@@ -188,16 +173,26 @@ void Trainer::fill_from_file(const config::Config& config, const cuda::Stream& s
 }
 
 DType Trainer::type_of(ShardKind kind) const {
-  return kind == ShardKind::kMoment1 || kind == ShardKind::kMoment2 ? moment_type_ : DType::kFp32;
+  return kind == ShardKind::kMoment1 || kind == ShardKind::kMoment2 ? plan_.config.precision.moments
+                                                                    : DType::kFp32;
 }
 
 std::byte* Trainer::shard_address(ShardKind kind, int unit) const {
   const auto u = static_cast<size_t>(unit);
-  const int64_t offset = kind == ShardKind::kMaster     ? plan_.master[u]
-                         : kind == ShardKind::kGradient ? plan_.gradient_shard[u]
-                         : kind == ShardKind::kMoment1  ? plan_.moment1[u]
-                                                        : plan_.moment2[u];
-  return arena_.data() + offset;
+  const shard::MemoryPlan& memory = plan_.memory;
+  switch (kind) {
+    case ShardKind::kMaster:
+      return arena_.data() + memory.master[u];
+    case ShardKind::kMoment1:
+      return arena_.data() + memory.moment1[u];
+    case ShardKind::kMoment2:
+      return arena_.data() + memory.moment2[u];
+    case ShardKind::kGradient:
+      if (!plan_.policy.keep_gradients)
+        throw InternalError("read_shard: gradients do not outlast their update without keep_gradients");
+      return arena_.data() + memory.shard_slot[u];
+  }
+  throw InternalError("read_shard: unknown kind of shard " + std::to_string(static_cast<int>(kind)));
 }
 
 float* Trainer::master(int unit) const {
@@ -205,14 +200,14 @@ float* Trainer::master(int unit) const {
 }
 
 void Trainer::enqueue(int64_t step) {
-  program_.begin_step(step);
+  program().begin_step(step);
   executor_->step();
 }
 
 std::vector<float> Trainer::read_shard(ShardKind kind, int unit) {
   executor_->synchronize();
   const cuda::Stream stream;
-  const auto count = static_cast<size_t>(layout_.units[static_cast<size_t>(unit)].shard_elements);
+  const auto count = static_cast<size_t>(layout().units[static_cast<size_t>(unit)].shard_elements);
   std::vector<float> values(count);
   std::vector<uint16_t> halves(type_of(kind) == DType::kBf16 ? count : 0);
   void* const target = halves.empty() ? static_cast<void*>(values.data()) : halves.data();
@@ -227,8 +222,10 @@ std::vector<float> Trainer::read_shard(ShardKind kind, int unit) {
 }
 
 std::vector<const comm::Communicator*> Trainer::communicators() const {
-  if (!gather_) return {};
-  return {gather_.get(), reduce_.get()};
+  std::vector<const comm::Communicator*> all;
+  for (const auto* communicator : {gather_.get(), reduce_.get(), replicate_.get()})
+    if (communicator != nullptr) all.push_back(communicator);
+  return all;
 }
 
 }  // namespace minillm::train

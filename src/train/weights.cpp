@@ -52,16 +52,17 @@ void save_weights(Trainer& trainer, const config::Config& config, comm::Bootstra
                   const std::string& directory) {
   std::unique_ptr<checkpoint::SafetensorsWriter> writer;
   if (bootstrap.rank() == 0) writer = make_writer(config, weights_path(directory));
-  std::vector<float> whole;
+  std::vector<float> shards;
   for (size_t unit = 0; unit < trainer.layout().units.size(); ++unit) {
     const shard::UnitLayout& layout = trainer.layout().units[unit];
     const std::vector<float> shard = trainer.read_shard(ShardKind::kMaster, static_cast<int>(unit));
-    if (writer) whole.resize(static_cast<size_t>(layout.padded_elements));
-    bootstrap.gather(std::as_bytes(std::span(shard)), std::as_writable_bytes(std::span(whole)));
+    if (writer) shards.resize(static_cast<size_t>(bootstrap.size() * layout.shard_elements));
+    bootstrap.gather(std::as_bytes(std::span(shard)), std::as_writable_bytes(std::span(shards)));
     if (!writer) continue;
+    // Replicas have the same, and the first comes first.
+    const auto model = std::span(shards).first(static_cast<size_t>(layout.padded_elements));
     for (const shard::Slice& slice : layout.slices)
-      writer->write(std::as_bytes(
-          std::span(whole).subspan(static_cast<size_t>(slice.offset), static_cast<size_t>(slice.elements))));
+      writer->write(std::as_bytes(std::span<const float>(shard::collect_slice(layout, slice, model))));
   }
   if (writer) writer->finish();
   bootstrap.barrier();

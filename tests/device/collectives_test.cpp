@@ -7,6 +7,7 @@
 
 #include "bits.h"
 #include "ranks.h"
+#include "raw_communicator.h"
 
 namespace minillm::comm {
 namespace {
@@ -50,7 +51,7 @@ constexpr int64_t kCounts[] = {0, 1, 2, 3, 64, 1001, 40000};
 
 template <class T>
 void test_all_gather(DType type) {
-  Communicator communicator(*job(), "gather");
+  Communicator communicator(*job(), {.name = "gather"});
   cuda::Stream stream;
   const int rank = job()->rank(), size = job()->size();
   for (const int64_t count : kCounts) {
@@ -80,7 +81,7 @@ TEST(Collectives, AllGatherBf16) {
 }
 
 TEST(Collectives, ReduceScatter) {
-  Communicator communicator(*job(), "reduce");
+  Communicator communicator(*job(), {.name = "reduce"});
   cuda::Stream stream;
   const int rank = job()->rank(), size = job()->size();
   for (const int64_t count : kCounts) {
@@ -89,11 +90,11 @@ TEST(Collectives, ReduceScatter) {
       return sum_over_ranks([&](int r) { return integer(r, rank * count + i); });
     });
     const DeviceArray<float> full(mine), shard(std::vector<float>(static_cast<size_t>(count)));
-    communicator.reduce_scatter(shard.data(), full.data(), count, stream.get());
+    communicator.reduce_scatter(shard.data(), full.data(), count, DType::kFp32, stream.get());
     stream.synchronize();
     EXPECT_EQ(shard.download(), expected) << "count " << count;
     EXPECT_EQ(full.download(), mine);
-    communicator.reduce_scatter(full.data() + rank * count, full.data(), count, stream.get());
+    communicator.reduce_scatter(full.data() + rank * count, full.data(), count, DType::kFp32, stream.get());
     stream.synchronize();
     const std::vector<float> all = full.download();
     EXPECT_TRUE(std::equal(expected.begin(), expected.end(), all.begin() + rank * count))
@@ -102,7 +103,7 @@ TEST(Collectives, ReduceScatter) {
 }
 
 TEST(Collectives, AllReduce) {
-  Communicator communicator(*job(), "reduce");
+  Communicator communicator(*job(), {.name = "reduce"});
   cuda::Stream stream;
   for (const int64_t count : kCounts) {
     const DeviceArray<float> values(
@@ -116,27 +117,8 @@ TEST(Collectives, AllReduce) {
   }
 }
 
-/// A communicator of the C interface, for what Communicator does not offer.
-class RawCommunicator {
- public:
-  RawCommunicator() {
-    ncclUniqueId id{};
-    if (job()->rank() == 0) {
-      EXPECT_EQ(ncclGetUniqueId(&id), ncclSuccess);
-    }
-    job()->broadcast(std::as_writable_bytes(std::span(id.internal)));
-    EXPECT_EQ(ncclCommInitRank(&comm_, job()->size(), id, job()->rank()), ncclSuccess)
-        << ncclGetLastError(nullptr);
-  }
-  ~RawCommunicator() { EXPECT_EQ(ncclCommDestroy(comm_), ncclSuccess); }
-  ncclComm_t get() const { return comm_; }
-
- private:
-  ncclComm_t comm_ = nullptr;
-};
-
 TEST(Collectives, BroadcastFromEveryRoot) {
-  const RawCommunicator comm;
+  const test::RawCommunicator comm;
   cuda::Stream stream;
   for (int root = 0; root < job()->size(); ++root) {
     for (const int64_t count : kCounts) {
@@ -153,7 +135,7 @@ TEST(Collectives, BroadcastFromEveryRoot) {
 }
 
 TEST(Collectives, GroupsAndQueries) {
-  const RawCommunicator comm;
+  const test::RawCommunicator comm;
   cuda::Stream stream;
   int rank = -1, size = -1, version = 0;
   EXPECT_EQ(ncclCommUserRank(comm.get(), &rank), ncclSuccess);
@@ -184,7 +166,7 @@ TEST(Collectives, GroupsAndQueries) {
 #if defined(MINILLM_NCCL_STAND_IN)
 template <class T>
 void test_sums_in_rank_order(ncclDataType_t type) {
-  const RawCommunicator comm;
+  const test::RawCommunicator comm;
   cuda::Stream stream;
   const int rank = job()->rank(), size = job()->size();
   constexpr int64_t kCount = 3001;
@@ -216,7 +198,7 @@ TEST(Collectives, SumsInRankOrderBf16) {
 }
 
 TEST(Collectives, UnsupportedSumsSaySo) {
-  const RawCommunicator comm;
+  const test::RawCommunicator comm;
   const DeviceArray<double> values({1});
   EXPECT_EQ(ncclAllReduce(values.data(), values.data(), 1, ncclFloat64, ncclSum, comm.get(), nullptr),
             ncclInvalidArgument);
@@ -227,7 +209,7 @@ TEST(Collectives, UnsupportedSumsSaySo) {
 #endif
 
 TEST(Collectives, TwoCommunicatorsInFlightOnTwoStreams) {
-  Communicator gather(*job(), "gather"), reduce(*job(), "reduce");
+  Communicator gather(*job(), {.name = "gather"}), reduce(*job(), {.name = "reduce"});
   cuda::Stream gather_stream, reduce_stream;
   const int rank = job()->rank(), size = job()->size();
   constexpr int64_t kCount = 5000;
@@ -242,7 +224,7 @@ TEST(Collectives, TwoCommunicatorsInFlightOnTwoStreams) {
   for (int round = 0; round < kRounds; ++round) {  // no synchronisation between the rounds, sizes vary
     const int64_t count = kCount - round * 100;
     gather.all_gather(gathered[round].data(), shard.data(), count, DType::kFp32, gather_stream.get());
-    reduce.reduce_scatter(scattered[round].data(), full.data(), count, reduce_stream.get());
+    reduce.reduce_scatter(scattered[round].data(), full.data(), count, DType::kFp32, reduce_stream.get());
   }
   gather_stream.synchronize();
   reduce_stream.synchronize();
@@ -258,7 +240,7 @@ TEST(Collectives, TwoCommunicatorsInFlightOnTwoStreams) {
 }
 
 TEST(Collectives, OneCommunicatorOnTwoStreams) {
-  Communicator communicator(*job(), "both");
+  Communicator communicator(*job(), {.name = "both"});
   cuda::Stream first, second;
   const DeviceArray<float> a(std::vector<float>(1000, 1)), b(std::vector<float>(3000, 1));
   for (int round = 0; round < 5; ++round) {
@@ -273,7 +255,7 @@ TEST(Collectives, OneCommunicatorOnTwoStreams) {
 }
 
 TEST(Collectives, TrafficFollowsTheRingFormulas) {
-  Communicator communicator(*job(), "counted");
+  Communicator communicator(*job(), {.name = "counted"});
   cuda::Stream stream;
   const int64_t size = job()->size();
   const DeviceArray<float> values(std::vector<float>(static_cast<size_t>(120 * size), 1));
@@ -281,7 +263,8 @@ TEST(Collectives, TrafficFollowsTheRingFormulas) {
     communicator.all_gather(values.data(), values.data() + job()->rank() * 120, 120, DType::kFp32,
                             stream.get());
   communicator.all_gather(values.data(), values.data() + job()->rank() * 60, 120, DType::kBf16, stream.get());
-  communicator.reduce_scatter(values.data() + job()->rank() * 120, values.data(), 120, stream.get());
+  communicator.reduce_scatter(values.data() + job()->rank() * 120, values.data(), 120, DType::kFp32,
+                              stream.get());
   communicator.all_reduce(values.data(), 120 * size, stream.get());
   stream.synchronize();
   const Traffic& traffic = communicator.traffic();

@@ -37,6 +37,24 @@ TEST(DeviceMemory, IsCountedWhileItLives) {
   EXPECT_GE(device_bytes_peak(), before + 6000);
 }
 
+TEST(DeviceMemory, OfAnotherAllocatorIsCountedAndGivenBack) {
+  static std::byte data[300];
+  static int given_back;
+  given_back = 0;
+  const int64_t before = device_bytes_in_use();
+  {
+    DeviceMemory taken(data, sizeof data, [](void* memory) { given_back += memory == data ? 1 : 100; });
+    EXPECT_EQ(taken.data(), data);
+    EXPECT_EQ(device_bytes_in_use(), before + 300);
+    DeviceMemory moved(1000);
+    moved = std::move(taken);  // frees the 1000 in CUDA's way
+    EXPECT_EQ(device_bytes_in_use(), before + 300);
+    EXPECT_EQ(given_back, 0);
+  }
+  EXPECT_EQ(given_back, 1);
+  EXPECT_EQ(device_bytes_in_use(), before);
+}
+
 TEST(DeviceMemory, OfNoBytesIsEmpty) {
   EXPECT_EQ(DeviceMemory(0).data(), nullptr);
   EXPECT_THROW(DeviceMemory(-1), InternalError);

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <functional>
+#include <span>
 
 #include "core/error.h"
 #include "ranks.h"
@@ -20,7 +21,7 @@ constexpr int64_t kRoom = 4096;
 /// "planted"; then the next call must throw it.
 void expect_mismatch(const std::function<void(Communicator&, float*, cudaStream_t)>& calls,
                      const std::string& expected) {
-  Communicator communicator(*job(), "planted");
+  Communicator communicator(*job(), {.name = "planted"});
   cuda::Stream stream;
   const DeviceArray<float> memory(std::vector<float>(kRoom, 1));
   try {
@@ -54,11 +55,11 @@ TEST(Mismatch, OfOrder) {
   expect_mismatch(
       [](Communicator& c, float* memory, cudaStream_t stream) {
         if (is_last_rank()) {
-          c.reduce_scatter(memory, memory + kRoom / 2, 64, stream);
+          c.reduce_scatter(memory, memory + kRoom / 2, 64, DType::kFp32, stream);
           c.all_gather(memory, memory + kRoom / 2, 128, DType::kBf16, stream);
         } else {
           c.all_gather(memory, memory + kRoom / 2, 128, DType::kBf16, stream);
-          c.reduce_scatter(memory, memory + kRoom / 2, 64, stream);
+          c.reduce_scatter(memory, memory + kRoom / 2, 64, DType::kFp32, stream);
         }
       },
       "communicator planted, collective #1: rank 0 calls ncclAllGather of 128 bf16, ");
@@ -68,7 +69,7 @@ TEST(Mismatch, NamesTheOtherRank) {
   expect_mismatch(
       [](Communicator& c, float* memory, cudaStream_t stream) {
         if (is_last_rank())
-          c.reduce_scatter(memory, memory + kRoom / 2, 64, stream);
+          c.reduce_scatter(memory, memory + kRoom / 2, 64, DType::kFp32, stream);
         else
           c.all_gather(memory, memory + kRoom / 2, 128, DType::kBf16, stream);
       },
@@ -93,7 +94,7 @@ TEST(Mismatch, OfType) {
 }
 
 TEST(Mismatch, LeavesOtherCommunicatorsUsable) {
-  Communicator good(*job(), "good");
+  Communicator good(*job(), {.name = "good"});
   cuda::Stream stream;
   const DeviceArray<float> values({1});
   expect_mismatch(
@@ -111,7 +112,37 @@ TEST(Mismatch, OfUniqueId) {
   ncclComm_t comm = nullptr;
   EXPECT_EQ(ncclCommInitRank(&comm, job()->size(), id, job()->rank()), ncclInvalidArgument);
   const std::string text = ncclGetLastError(nullptr);
-  EXPECT_NE(text.find("rank 1 holds another unique id than rank 0"), std::string::npos) << text;
+  const std::string who = "rank " + std::to_string(job()->rank()) + " is to be one of ";
+  EXPECT_NE(text.find(who + std::to_string(job()->size()) + ", but the ranks that hold its unique id are 1"),
+            std::string::npos)
+      << text;
+}
+
+/// Rank 0's id on all ranks.
+ncclUniqueId common_id() {
+  ncclUniqueId id{};
+  EXPECT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+  job()->broadcast(std::as_writable_bytes(std::span(id.internal)));
+  return id;
+}
+
+void expect_no_communicator(const ncclUniqueId& id, int rank, const std::string& expected) {
+  ncclComm_t comm = nullptr;
+  EXPECT_EQ(ncclCommInitRank(&comm, job()->size(), id, rank), ncclInvalidArgument);
+  const std::string text = ncclGetLastError(nullptr);
+  EXPECT_NE(text.find(expected), std::string::npos) << text;
+}
+
+TEST(Mismatch, OfPartOfTheUniqueId) {
+  ncclUniqueId id = common_id();
+  if (is_last_rank()) ++id.internal[NCCL_UNIQUE_ID_BYTES - 1];
+  const std::string last = std::to_string(job()->size() - 1);
+  expect_no_communicator(id, job()->rank(),
+                         "MPI's rank " + last + " holds another unique id than MPI's rank 0");
+}
+
+TEST(Mismatch, OfRanks) {
+  expect_no_communicator(common_id(), 0, "MPI's rank 1 is to be rank 0 where rank 1 is missing");
 }
 
 TEST(Mismatch, OfWorldSize) {

@@ -10,11 +10,13 @@
 
 #include "core/error.h"
 #include "cuda/check.h"
+#include "cuda/gemm_cache.h"
 #include "cuda/memory.h"
 #include "cuda/timing.h"
 #include "model/parameters.h"
 #include "profile/meter.h"
 #include "profile/report.h"
+#include "shard/hardware.h"
 #include "tests/unit/errors.h"
 #include "train/trainer.h"
 #ifdef MINILLM_SIM
@@ -66,7 +68,10 @@ class Memory {
       if (bytes == 0) {
         // no contents
       } else if (buffer.contents == Contents::kNumbers) {
-        cuda::fill_with_numbers({at, bytes}, nullptr);
+        // Other numbers in each buffer, so that a copy from one to another is seen.
+        const size_t shift = owners_.size() % 2 == 0 ? kGuard : 0;
+        cuda::fill_with_numbers({at - shift, bytes + shift}, nullptr);
+        cuda::check(cudaMemset(at - shift, kPattern, shift));
       } else {
         cuda::check(cudaMemset(at, buffer.contents == Contents::kPositive ? 0x3f : 0, bytes));
       }
@@ -292,6 +297,14 @@ TEST(Roofline, IsMeasured) {
   const Roofline roofline = measure_roofline(DType::kBf16, 5);
   EXPECT_GT(roofline.copy_bytes_per_s, 5e10) << "slower than any supported GPU";
   EXPECT_GT(roofline.gemm_flops_per_s, 1e13);
+  EXPECT_LT(roofline.kernel_s, 1e-4);
+}
+
+TEST(Roofline, MeasuresAKernelThatDoesNothing) {
+  EXPECT_GT(measure_kernel_s(5), 0);
+#ifndef MINILLM_SIM
+  EXPECT_LT(measure_kernel_s(5), 1e-4) << "launches of any supported GPU take some microseconds";
+#endif
 }
 
 Report planted_report() {
@@ -323,6 +336,25 @@ TEST(Report, TellsSharesAndPercentOfTheFloor) {
         "\"median_s\": 0.001", "\"floor_s\": 0.0005", "\"percent_of_floor\": 50.0", "\"bound\": \"compute\"",
         "\"step_s\": 0.00925", "\"simulated\": false"})
     EXPECT_NE(json.find(part), std::string::npos) << part << "\n" << json;
+}
+
+TEST(Report, DescribesTheHardware) {
+  Report report = planted_report();
+  report.times = Times{.roofline = {.copy_bytes_per_s = 4e12, .gemm_flops_per_s = 8e14, .kernel_s = 2e-6},
+                       .repeats = 20,
+                       .seconds = {1, 1, 1}};
+  EXPECT_EQ(to_json(report).find("\"hardware\": {"), std::string::npos) << "attention was not measured";
+  report.cases.push_back({.name = "attention_forward", .cost = {.flops = 400}});
+  report.cases.push_back({.name = "attention_backward", .cost = {.flops = 1000}});
+  report.times->seconds.insert(report.times->seconds.end(), {2, 5});
+  const shard::Hardware hardware = shard::parse_hardware(to_json(report), "bench.json");
+  EXPECT_EQ(hardware.name, cuda::gemm_device().name);
+  EXPECT_EQ(hardware.gemm_flops_per_s, 8e14);
+  EXPECT_EQ(hardware.attention_flops_per_s, 200);
+  EXPECT_EQ(hardware.memory_bytes_per_s, 4e12);
+  EXPECT_EQ(hardware.kernel_s, 2e-6);
+  EXPECT_EQ(hardware.memory_bytes, cuda::device_capacity().total);
+  EXPECT_FALSE(hardware.link || hardware.network || hardware.peak_flops_per_s);
 }
 
 TEST(Report, HasNoTimesWhenThereAreNone) {

@@ -20,7 +20,7 @@ namespace {
 using namespace minillm;
 
 void run(comm::Bootstrap& job, const std::string& mode) {
-  comm::Communicator communicator(job, "watched");
+  comm::Communicator communicator(job, {.name = "watched"});
   const test::DeviceArray<float> values(std::vector<float>(8, 1));
   const cuda::Stream stream;
   comm::Watchdog watchdog(job, {&communicator}, std::chrono::seconds(1));

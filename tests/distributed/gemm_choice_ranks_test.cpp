@@ -108,7 +108,7 @@ TEST(GemmChoices, TimingStaysWithinThePlannedMemory) {
   const config::Config config = timed_config();
   train::Trainer trainer(config, *world);
   train_losses(trainer, config, world->rank(), 2);
-  EXPECT_EQ(sim::counters().peak_bytes - before, trainer.plan().bytes);
+  EXPECT_EQ(sim::counters().peak_bytes - before, trainer.memory().bytes);
 }
 
 TEST(GemmChoices, ALimitOfMultiprocessorsReachesTheProducts) {

@@ -50,7 +50,7 @@ TEST(Memory, TheDeviceMeasuresThePlannedPeak) {
   const int64_t before = sim::counters().allocated_bytes;
   train::Trainer trainer(config, *world);
   train_losses(trainer, config, world->rank(), 2);
-  EXPECT_EQ(sim::counters().peak_bytes - before, trainer.plan().bytes);
+  EXPECT_EQ(sim::counters().peak_bytes - before, trainer.memory().bytes);
 }
 
 }  // namespace

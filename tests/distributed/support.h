@@ -36,12 +36,12 @@ inline config::Config tiny_config() {
   return config;
 }
 
-/// This rank's share of a global batch of 12 sequences of random tokens.
+/// This rank's share of a global batch of random tokens, whatever the number of micro-batches.
 inline void fill_inputs(train::Trainer& trainer, const config::Config& config, int rank, int64_t step) {
   const std::span<int32_t> tokens = trainer.tokens(step), targets = trainer.targets(step);
-  const int64_t first = rank * config.train.micro_batch * config.train.seq_len;
   for (size_t i = 0; i < tokens.size(); ++i) {
-    const PhiloxWords words = philox(99, static_cast<uint64_t>(step), static_cast<uint64_t>(first) + i);
+    const PhiloxWords words =
+        philox(99, static_cast<uint64_t>(step), static_cast<uint64_t>(rank) * tokens.size() + i);
     tokens[i] = static_cast<int32_t>(words.word[0] % static_cast<uint32_t>(config.model.vocab_size));
     targets[i] = static_cast<int32_t>(words.word[1] % static_cast<uint32_t>(config.model.vocab_size));
   }
@@ -55,13 +55,21 @@ inline Tensors gather_tensors(train::Trainer& trainer, train::ShardKind kind, co
   for (size_t u = 0; u < trainer.layout().units.size(); ++u) {
     const shard::UnitLayout& unit = trainer.layout().units[u];
     const std::vector<float> shard = trainer.read_shard(kind, static_cast<int>(u));
-    std::vector<float> whole(bootstrap.rank() == 0 ? static_cast<size_t>(unit.padded_elements) : 0);
-    bootstrap.gather(std::as_bytes(std::span(shard)), std::as_writable_bytes(std::span(whole)));
+    std::vector<float> shards(bootstrap.rank() == 0 ? bootstrap.size() * shard.size() : 0);
+    bootstrap.gather(std::as_bytes(std::span(shard)), std::as_writable_bytes(std::span(shards)));
     if (bootstrap.rank() != 0) continue;
+    shards.resize(static_cast<size_t>(unit.padded_elements));  // of the first replica
     for (const shard::Slice& slice : unit.slices)
-      tensors[slice.name].assign(whole.begin() + slice.offset, whole.begin() + slice.offset + slice.elements);
+      tensors[slice.name] = shard::collect_slice(unit, slice, shards);
   }
   return tensors;
+}
+
+/// Options of trainers whose gradients are read.
+inline train::TrainerOptions keeping_gradients() {
+  train::TrainerOptions options;
+  options.keep_gradients = true;
+  return options;
 }
 
 /// ‖a - b‖ / ‖b‖, in double.

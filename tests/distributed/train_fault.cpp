@@ -1,6 +1,6 @@
 // Trains two steps with one wait left out, for ThreadSanitizer to find: `train_fault gather` drops a forward
 // pass's wait for its weights, `train_fault reduce` a reduce-scatter's wait for its gradients, `train_fault
-// none` nothing.
+// update` a norm's wait for the reduced gradients, `train_fault none` nothing.
 #include <cstdio>
 #include <cstring>
 
@@ -30,10 +30,13 @@ int main(int argc, char** argv) {
   const auto world = minillm::comm::make_bootstrap(&argc, &argv);
   minillm::config::Config config = minillm::testing::tiny_config();
   config.train.micro_batch = 2;
-  minillm::train::Trainer trainer(config, *world, [&](const auto& schedule, auto& waits) {
+  minillm::train::TrainerOptions options;
+  options.edit_waits = [&](const auto& schedule, auto& waits) {
     if (std::strcmp(fault, "gather") == 0) drop(schedule, waits, OpKind::kForward, OpKind::kGather);
     if (std::strcmp(fault, "reduce") == 0) drop(schedule, waits, OpKind::kReduceScatter, OpKind::kBackward);
-  });
+    if (std::strcmp(fault, "update") == 0) drop(schedule, waits, OpKind::kSquareNorm, OpKind::kReduceScatter);
+  };
+  minillm::train::Trainer trainer(config, *world, options);
   minillm::testing::train_losses(trainer, config, world->rank(), 2);
   if (world->rank() == 0) std::printf("trained with fault %s\n", fault);
 }

@@ -2,6 +2,7 @@
 
 #include <optional>
 
+#include "core/error.h"
 #include "kernels/device/tiling.h"
 #include "tests/kernels/support.h"
 
@@ -9,6 +10,13 @@ namespace minillm::kernels::testing {
 namespace {
 
 constexpr double kLearningRate = 3e-3, kBeta1 = 0.9, kBeta2 = 0.999, kEpsilon = 1e-8, kWeightDecay = 0.1;
+constexpr AdamWOptions kOptions = {
+    .beta1 = kBeta1, .beta2 = kBeta2, .epsilon = kEpsilon, .weight_decay = kWeightDecay};
+
+/// The numbers of a step on the device.
+DeviceArray<AdamWStep> device_step(int64_t step) {
+  return DeviceArray<AdamWStep>(std::vector<AdamWStep>{adamw_step(kOptions, kLearningRate, step)});
+}
 
 /// The optimizer's state on the host, in the precision `Real`.
 template <class Real>
@@ -46,21 +54,23 @@ struct Device {
   }
   void update(const std::vector<float>& gradient_values, float scale_value, int64_t step) const {
     const DeviceArray<float> gradient(gradient_values), scale(std::vector<float>{scale_value});
-    adamw({.master = master.as<float>(),
-           .moment1 = moment1.as<float>(),
-           .moment2 = moment2.as<float>(),
-           .parameter = parameter ? parameter->data() : nullptr,
-           .gradient = gradient.get(),
-           .gradient_scale = scale.get(),
-           .count = std::ssize(gradient_values),
-           .learning_rate = kLearningRate,
-           .beta1 = kBeta1,
-           .beta2 = kBeta2,
-           .epsilon = kEpsilon,
-           .weight_decay = kWeightDecay,
-           .step = step},
-          nullptr);
+    const DeviceArray<AdamWStep> numbers = device_step(step);
+    enqueue(gradient, scale, numbers, 0, std::ssize(gradient_values));
     check(cudaDeviceSynchronize());
+  }
+  /// Updates elements [first, first + count).
+  void enqueue(const DeviceArray<float>& gradient, const DeviceArray<float>& scale,
+               const DeviceArray<AdamWStep>& step, int64_t first, int64_t count) const {
+    adamw({.master = master.as<float>() + first,
+           .moment1 = moment1.as<float>() + first,
+           .moment2 = moment2.as<float>() + first,
+           .parameter = parameter ? parameter->as<uint16_t>() + first : nullptr,
+           .gradient = gradient.get() + first,
+           .gradient_scale = scale.get(),
+           .step = step.get(),
+           .count = count,
+           .options = kOptions},
+          nullptr);
   }
   Tensor master, moment1, moment2;
   std::optional<Tensor> parameter;
@@ -120,6 +130,78 @@ TEST(AdamW, SkipsWhenTheScaleIsNotFinite) {
   }
 }
 
+// What a replayed CUDA graph does: the same launch again and again, with only the step's numbers written
+// anew.
+TEST(AdamW, TheStepIsReadWhenTheKernelRuns) {
+  constexpr int64_t kCount = 1025, kSteps = 4;
+  const std::vector<float> values = normal_values(kCount, 6);
+  const Device replayed(kCount, 0, true), expected(kCount, 0, true), stale(kCount, 0, true);
+  const DeviceArray<float> gradient(values), scale(std::vector<float>{1});
+  const DeviceArray<AdamWStep> step(1), first = device_step(1);
+  std::vector<AdamWStep> steps;
+  for (int64_t t = 1; t <= kSteps; ++t) steps.push_back(adamw_step(kOptions, kLearningRate / t, t));
+  for (const AdamWStep& now : steps) {
+    check(cudaMemcpyAsync(step.data(), &now, sizeof(now), cudaMemcpyHostToDevice, nullptr));
+    replayed.enqueue(gradient, scale, step, 0, kCount);
+    stale.enqueue(gradient, scale, first, 0, kCount);
+  }
+  for (const AdamWStep& now : steps)
+    expected.enqueue(gradient, scale, DeviceArray<AdamWStep>(std::vector<AdamWStep>{now}), 0, kCount);
+  expect_same_bits("master", replayed.master.read(), expected.master.read());
+  expect_same_bits("parameter", replayed.parameter->read(), expected.parameter->read());
+  EXPECT_NE(stale.master.read(), expected.master.read())
+      << "planted: numbers that do not change must be seen";
+}
+
+TEST(AdamW, NumbersOfAStep) {
+  for (const int64_t t : {int64_t{1}, int64_t{2}, int64_t{1000}, int64_t{1} << 40}) {
+    const AdamWStep step = adamw_step(kOptions, kLearningRate, t);
+    const double bias1 = 1 - std::pow(kBeta1, static_cast<double>(t));
+    const double bias2 = 1 - std::pow(kBeta2, static_cast<double>(t));
+    EXPECT_EQ(step.step, t);
+    EXPECT_EQ(step.learning_rate, kLearningRate);
+    EXPECT_EQ(step.step_size, static_cast<float>(kLearningRate / bias1));
+    EXPECT_EQ(step.correction, static_cast<float>(1 / std::sqrt(bias2)));
+  }
+  // In fp32 the second correction is off in its fourth digit: 1 - 0.999 has lost the others.
+  EXPECT_GT(std::abs(1 / std::sqrt(1 - 0.999f) / adamw_step(kOptions, kLearningRate, 1).correction - 1),
+            5e-6);
+  for (const int64_t t : {0, -1}) EXPECT_THROW(adamw_step(kOptions, kLearningRate, t), InternalError) << t;
+}
+
+// Infinite or NaN, as it is or once it is scaled, or with a square beyond fp32: the element stays as it was,
+// and the others are updated as if it were not there.
+TEST(AdamW, AnElementWhoseGradientIsNotFiniteStays) {
+  constexpr int64_t kCount = 1025;
+  const float infinity = std::numeric_limits<float>::infinity();
+  const std::vector<float> finite = normal_values(kCount, 7);
+  for (const int64_t offset : {0, 1}) {
+    const Device device(kCount, offset, true), reference(kCount, offset, true);
+    for (const Device* d : {&device, &reference}) d->update(finite, 4, 1);
+    const std::vector<float> master = device.master.values(), moment1 = device.moment1.values(),
+                             moment2 = device.moment2.values();
+    std::vector<float> bad = finite;
+    const std::vector<int64_t> at = {0, 1, 6, 511, kCount - 1};
+    const std::vector<float> values = {infinity, -infinity, NAN, 0x1p127f, 1e30f};
+    for (size_t i = 0; i < at.size(); ++i) bad[at[i]] = values[i];
+    device.update(bad, 4, 2);
+    reference.update(finite, 4, 2);
+    const auto expected = [&](const Tensor& updated, const std::vector<float>& before) {
+      std::vector<float> result = updated.values();
+      for (const int64_t i : at) {
+        EXPECT_NE(result[i], before[i]) << "planted: an update of element " << i << " must be seen";
+        result[i] = before[i];
+      }
+      return result;
+    };
+    const std::vector<float> expected_master = expected(reference.master, master);
+    expect_same_bits("master", device.master.values(), expected_master);
+    expect_same_bits("moment1", device.moment1.values(), expected(reference.moment1, moment1));
+    expect_same_bits("moment2", device.moment2.values(), expected(reference.moment2, moment2));
+    expect_same_bits("parameter", device.parameter->values(), rounded(expected_master, DType::kBf16));
+  }
+}
+
 TEST(AdamW, SplitRangesGiveTheSameBits) {
   constexpr int64_t kCount = 1000;
   const std::vector<float> gradient = normal_values(kCount, 4);
@@ -128,21 +210,9 @@ TEST(AdamW, SplitRangesGiveTheSameBits) {
 
   const Device split(kCount, 0, true);
   const DeviceArray<float> device_gradient(gradient), scale(std::vector<float>{1});
+  const DeviceArray<AdamWStep> step = device_step(1);
   for (const auto& [first, count] : {std::pair<int64_t, int64_t>{0, 333}, {333, 667}})
-    adamw({.master = split.master.as<float>() + first,
-           .moment1 = split.moment1.as<float>() + first,
-           .moment2 = split.moment2.as<float>() + first,
-           .parameter = split.parameter->as<uint16_t>() + first,
-           .gradient = device_gradient.get() + first,
-           .gradient_scale = scale.get(),
-           .count = count,
-           .learning_rate = kLearningRate,
-           .beta1 = kBeta1,
-           .beta2 = kBeta2,
-           .epsilon = kEpsilon,
-           .weight_decay = kWeightDecay,
-           .step = 1},
-          nullptr);
+    split.enqueue(device_gradient, scale, step, first, count);
   expect_same_bits("master", whole.master.read(), split.master.read());
   expect_same_bits("parameter", whole.parameter->read(), split.parameter->read());
 }

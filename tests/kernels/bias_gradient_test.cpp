@@ -33,15 +33,18 @@ std::vector<Real> column_sums(Shape s, const std::vector<float>& dy, bool absolu
   return result;
 }
 
-std::vector<float> run(Shape s, const Tensor& dy) {
-  const DeviceArray<float> dbias(s.columns);
+/// `before`: what dbias holds, to be accumulated to; empty: poison, to be replaced.
+std::vector<float> run(Shape s, const Tensor& dy, const std::vector<float>& before = {}) {
+  DeviceArray<float> dbias(s.columns);
+  if (!before.empty()) dbias.set(before);
   const DeviceBytes scratch(bias_gradient_scratch(s.rows, s.columns));
   bias_gradient({.dbias = dbias.get(),
                  .dy = dy.data(),
                  .scratch = scratch.as<float>(),
                  .rows = s.rows,
                  .columns = s.columns,
-                 .dtype = dy.type()},
+                 .dtype = dy.type(),
+                 .accumulate = !before.empty()},
                 nullptr);
   return dbias.values();
 }
@@ -55,6 +58,23 @@ TEST(BiasGradient, MatchesFloat64) {
                      run(s, Tensor(type, values, offset)), column_sums<double>(s, values),
                      column_sums<float>(s, values), DType::kFp32, column_sums<double>(s, values, true));
       }
+}
+
+// One addition of the finished sum. A sum that starts from what the buffer holds has other bits.
+TEST(BiasGradient, Accumulates) {
+  for (const Shape s : kShapes) {
+    const std::vector<float> values = normal_values(s.rows * s.columns, 3),
+                             before = normal_values(s.columns, 4, 10);
+    const Tensor dy(DType::kFp32, values);
+    std::vector<float> expected = run(s, dy), started = before;
+    for (int c = 0; c < s.columns; ++c) expected[c] = before[c] + expected[c];
+    expect_same_bits(std::to_string(s.rows) + " x " + std::to_string(s.columns), run(s, dy, before),
+                     expected);
+    for (size_t i = 0; i < values.size(); ++i) started[i % s.columns] += values[i];
+    if (s.rows > 100) {
+      EXPECT_NE(started, expected) << "planted: the values of this test cannot tell";
+    }
+  }
 }
 
 TEST(BiasGradient, Trap14_SumsThatBf16CannotHold) {
@@ -114,6 +134,9 @@ TEST(BiasGradient, Trap01_SizesBeyond32Bits) {
       << "scratch must not grow with the rows";
   EXPECT_EQ(bias_gradient_cost(kRows, 4096, DType::kBf16).extra_bytes,
             2 * bias_gradient_scratch(kRows, 4096));
+  const Cost accumulated = bias_gradient_cost(kRows, 4096, DType::kBf16, true);
+  EXPECT_EQ(accumulated.bytes, kRows * 4096 * 2 + 2 * 4096 * 4);
+  EXPECT_EQ(accumulated.flops, (kRows + 1) * 4096);
   const Cost tall = bias_gradient_cost(8192, 6144, DType::kBf16);
   EXPECT_LT(tall.extra_bytes, tall.bytes / 20) << "partial sums must be small beside dy";
 }

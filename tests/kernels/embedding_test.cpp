@@ -1,6 +1,7 @@
 #include "kernels/embedding.h"
 
 #include <algorithm>
+#include <set>
 
 #include "tests/kernels/support.h"
 
@@ -20,11 +21,15 @@ std::vector<int32_t> random_tokens(int64_t count, int64_t vocabulary, uint32_t s
   return tokens;
 }
 
+/// `before`: what the table's gradient holds, to be accumulated to; empty: poison, to be replaced.
 std::vector<float> backward(DType type, int64_t vocabulary, int columns,
                             const std::vector<int32_t>& token_values, const std::vector<float>& dout_values,
-                            int64_t offset = 0, int64_t table_offset = 0) {
+                            int64_t offset = 0, int64_t table_offset = 0,
+                            const std::vector<float>& before = {}) {
   const int64_t count = std::ssize(token_values);
-  const Tensor dout(type, dout_values, offset), dtable(DType::kFp32, vocabulary * columns, table_offset);
+  const Tensor dout(type, dout_values, offset);
+  Tensor dtable(DType::kFp32, vocabulary * columns, table_offset);
+  if (!before.empty()) dtable.set(before);
   const DeviceArray<int32_t> tokens(token_values);
   const DeviceBytes scratch(embedding_backward_scratch(count, vocabulary, columns));
   embedding_backward({.dtable = dtable.as<float>(),
@@ -34,7 +39,8 @@ std::vector<float> backward(DType type, int64_t vocabulary, int columns,
                       .count = count,
                       .vocabulary = vocabulary,
                       .columns = columns,
-                      .dtype = type},
+                      .dtype = type,
+                      .accumulate = !before.empty()},
                      nullptr);
   return dtable.values();
 }
@@ -111,6 +117,38 @@ TEST_P(EmbeddingType, Trap05_BackwardOfWideAndMisalignedRows) {
     for (const int64_t offset : {0, 1, 2, 4})
       for (const int64_t table_offset : {0, 1, 2})
         expect_backward(GetParam(), 20, columns, random_tokens(50, 20, 5), offset, table_offset);
+}
+
+// One addition of each token's finished sum; rows of absent tokens keep what they hold, NaN included. A row
+// that is summed on from what the table holds has other bits.
+TEST_P(EmbeddingType, Accumulates) {
+  constexpr int64_t kVocabulary = 40;
+  std::vector<int32_t> tokens = random_tokens(300, kVocabulary / 2, 15);
+  std::fill_n(tokens.begin() + 50, 140, 7);  // a frequent one
+  for (const int columns : {1, 8, 130, 1028})
+    for (const int64_t offset : {0, 1}) {
+      const std::vector<float> dout = rounded(normal_values(std::ssize(tokens) * columns, 16), GetParam());
+      std::vector<float> before = normal_values(kVocabulary * columns, 17, 10);
+      before.back() = NAN;
+      std::vector<float> expected = before, started = before;
+      const std::vector<float> sums = ordered_sum(kVocabulary, columns, tokens, dout);
+      for (const int32_t token : std::set<int32_t>(tokens.begin(), tokens.end()))
+        for (int64_t i = token * columns; i < (token + 1) * columns; ++i) expected[i] = before[i] + sums[i];
+      expect_same_bits("dtable",
+                       backward(GetParam(), kVocabulary, columns, tokens, dout, offset, offset, before),
+                       expected);
+      for (size_t i = 0; i < dout.size(); ++i)
+        started[tokens[i / columns] * columns + i % columns] += dout[i];
+      started.back() = expected.back() = 0;
+      EXPECT_NE(started, expected) << "planted: the values of this test cannot tell";
+    }
+}
+
+// -0 in the row of an absent token is left alone, too: nothing is added to it. No token at all is no
+// exception.
+TEST(Embedding, AccumulatingNothingChangesNothing) {
+  const std::vector<float> before(5 * 8, -0.0f);
+  expect_same_bits("dtable", backward(DType::kFp32, 5, 8, {}, {}, 0, 0, before), before);
 }
 
 // Numbers of digits from one to eight, even and odd, ids that differ in one digit only, and a vocabulary of
@@ -259,6 +297,10 @@ TEST(Embedding, Cost) {
   EXPECT_EQ(embedding_forward_cost(10, 8, DType::kBf16).bytes, 10 * (8 * 2 * 2 + 4));
   EXPECT_EQ(embedding_backward_cost(10, 100, 8, DType::kBf16).bytes, 10 * (8 * 2 + 4) + 100 * 8 * 4);
   EXPECT_EQ(embedding_backward_cost(10, 100, 8, DType::kBf16).flops, 80);
+  // Rows of the tokens that occur are read and written: as many as there are tokens, but not more than exist.
+  EXPECT_EQ(embedding_backward_cost(10, 100, 8, DType::kBf16, true).bytes, 10 * (8 * 2 + 4) + 2 * 10 * 8 * 4);
+  EXPECT_EQ(embedding_backward_cost(10, 4, 8, DType::kBf16, true).bytes, 10 * (8 * 2 + 4) + 2 * 4 * 8 * 4);
+  EXPECT_EQ(embedding_backward_cost(10, 4, 8, DType::kBf16, true).flops, 80 + 32);
   const Cost large = embedding_backward_cost(int64_t{1} << 20, 32'000, 2048, DType::kBf16);
   EXPECT_LT(large.extra_bytes, large.bytes / 10);
 }

@@ -7,15 +7,18 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-float run(const std::vector<float>& values, bool square, int64_t offset = 0) {
+/// `before`: what out holds, to be accumulated to; nullptr: poison, to be replaced.
+float run(const std::vector<float>& values, bool square, int64_t offset = 0, const float* before = nullptr) {
   const Tensor in(DType::kFp32, values, offset);
-  const DeviceArray<float> out(1);
+  DeviceArray<float> out(1);
+  if (before != nullptr) out.set({*before});
   const DeviceBytes scratch(sum_scratch(std::ssize(values)));
   sum({.out = out.get(),
        .in = in.as<float>(),
        .scratch = scratch.as<float>(),
        .count = std::ssize(values),
-       .square = square},
+       .square = square,
+       .accumulate = before != nullptr},
       nullptr);
   return out.values()[0];
 }
@@ -42,6 +45,17 @@ TEST(Sum, MatchesFloat64) {
 TEST(Sum, NothingIsZero) {
   EXPECT_EQ(run({}, false), 0);
   EXPECT_EQ(run({}, true), 0);
+}
+
+// One addition of the finished sum: 2^24 and 1.5 is 2^24 + 2, where halves one by one are lost.
+TEST(Sum, Accumulates) {
+  const float large = 0x1p24f;
+  EXPECT_EQ(run({0.5f, 0.5f, 0.5f}, false, 0, &large), large + 2);
+  for (const int64_t count : {0, 1, 4097, 100003}) {
+    const std::vector<float> values = normal_values(count, 4);
+    for (const bool square : {false, true})
+      EXPECT_EQ(run(values, square, 0, &large), large + run(values, square)) << count;
+  }
 }
 
 TEST(Sum, LongerThanAllRangesAtTheirShortest) {
@@ -93,6 +107,8 @@ TEST(Sum, Repeatable) {
 TEST(Sum, Trap01_SizesBeyond32Bits) {
   constexpr int64_t kCount = int64_t{1} << 40;
   EXPECT_EQ(sum_cost(kCount).bytes, 4 * kCount + 4);
+  EXPECT_EQ(sum_cost(kCount, true).bytes, 4 * kCount + 8);
+  EXPECT_EQ(sum_cost(kCount, true).flops, kCount + 1);
   EXPECT_EQ(sum_scratch(kCount), 4096 * 4);
   EXPECT_LE(sum_scratch(int64_t{4096} * 4100 + 1), 4096 * 4) << "one element must not open another range";
   EXPECT_EQ(sum_cost(kCount).extra_bytes, 2 * 4096 * 4);

@@ -136,12 +136,16 @@ struct Forward {
 struct Output {
   std::vector<float> dx, dweight;
 };
-/// Runs the backward pass with dx in a tensor of its own.
+/// Runs the backward pass with dx in a tensor of its own; the inputs stay as they are. `before`: what dweight
+/// holds, to be accumulated to; empty: poison, to be replaced.
 inline Output run_backward(Shape s, const Values& v, const std::vector<float>& rstds, DType type,
-                           bool residual, Misaligned at = {}, int scratch_byte = 0xFF) {
+                           bool residual, Misaligned at = {}, int scratch_byte = 0xFF,
+                           const std::vector<float>& before = {}) {
   const Tensor x(type, v.x, at.of(0)), weight(type, v.weight, at.of(1)), dy(type, v.dy, at.of(2)),
       res(type, v.residual, at.of(3)), dx(type, s.rows * s.columns, at.of(4));
-  const DeviceArray<float> rstd(rstds), dweight(s.columns);
+  const DeviceArray<float> rstd(rstds);
+  DeviceArray<float> dweight(s.columns);
+  if (!before.empty()) dweight.set(before);
   const DeviceBytes scratch(rmsnorm_backward_scratch(s.rows, s.columns), 4 * at.of(5));
   check(cudaMemset(scratch.data(), scratch_byte, scratch.bytes()));
   rmsnorm_backward({.dx = dx.data(),
@@ -154,8 +158,13 @@ inline Output run_backward(Shape s, const Values& v, const std::vector<float>& r
                     .scratch = scratch.as<float>(),
                     .rows = s.rows,
                     .columns = s.columns,
-                    .dtype = type},
+                    .dtype = type,
+                    .accumulate = !before.empty()},
                    nullptr);
+  for (const auto& [input, values] :
+       {std::pair{&x, &v.x}, {&weight, &v.weight}, {&dy, &v.dy}, {&res, &v.residual}})
+    expect_same_bits("an input", input->read(), Tensor(type, *values).read());
+  expect_same_bits("rstd", rstd.values(), rstds);
   return {dx.values(), dweight.values()};
 }
 

@@ -109,6 +109,40 @@ TEST(RmsNorm, ResidualIsAddedBeforeRounding) {
         << "element " << i;
 }
 
+// One addition of the finished sum; dx does not depend on it. Two passes into one buffer are the sum of both.
+TEST(RmsNorm, AccumulatesTheWeightGradient) {
+  for (const Shape s : {Shape{7, 7}, Shape{300, 72}, Shape{40, 2056}, Shape{17, kSanitized ? 2049 : 16392}})
+    for (const DType type : kAllTypes) {
+      const Values v = make_values(s, type);
+      const std::vector<float> rstd = forward_loop<float>(s, v).rstd,
+                               before = normal_values(s.columns, 5, 10);
+      const Output fresh = run_backward(s, v, rstd, type, true);
+      const Output added = run_backward(s, v, rstd, type, true, {}, 0xFF, before);
+      std::vector<float> expected = before, started = before;
+      for (int c = 0; c < s.columns; ++c) expected[c] += fresh.dweight[c];
+      expect_same_bits(name(s, type, 0) + "dweight", added.dweight, expected);
+      expect_same_bits(name(s, type, 0) + "dx", added.dx, fresh.dx);
+      for (int64_t i = 0; i < s.rows * s.columns; ++i)
+        started[i % s.columns] += v.dy[i] * (v.x[i] * rstd[i / s.columns]);
+      EXPECT_NE(started, expected) << "planted: the values of this test cannot tell";
+    }
+}
+
+// dx in a buffer of its own; run_backward() checks that dy, the residual and all other inputs stay as they
+// are.
+TEST(RmsNorm, OutOfPlaceLeavesTheInputsAlone) {
+  for (const Shape s : {Shape{300, 72}, Shape{9, 2056}, Shape{2, kLong}})
+    for (const DType type : kAllTypes)
+      for (const bool residual : {false, true}) {
+        const Values v = make_values(s, type);
+        const std::vector<float> rstd = forward_loop<float>(s, v).rstd;
+        const Output output = run_backward(s, v, rstd, type, residual);
+        EXPECT_NE(output.dx, residual ? v.residual : v.dy) << "planted: dx there would be seen";
+        EXPECT_TRUE(std::ranges::none_of(output.dx, [](float d) { return std::isnan(d); }))
+            << "not written whole";
+      }
+}
+
 TEST(RmsNorm, AliasingGivesTheSameBits) {
   // A row in registers and one that is read twice in part.
   for (const Shape s : {Shape{9, 256}, Shape{1, kLong}})
@@ -278,6 +312,13 @@ TEST(RmsNorm, Cost) {
   for (const int columns : {1, 4096, 65536, 114688})
     EXPECT_EQ(rmsnorm_forward_cost(3, columns, DType::kBf16).extra_bytes, 0) << columns;
   EXPECT_GT(rmsnorm_forward_cost(3, 152064, DType::kBf16).extra_bytes, 0);
+  for (const int columns : {4096, 32768}) {
+    const Cost replacing = rmsnorm_backward_cost(5, columns, false, DType::kBf16),
+               accumulating = rmsnorm_backward_cost(5, columns, false, DType::kBf16, true);
+    EXPECT_EQ(accumulating.bytes - replacing.bytes, 4 * columns);
+    EXPECT_EQ(accumulating.flops - replacing.flops, columns);
+    EXPECT_EQ(accumulating.extra_bytes, replacing.extra_bytes);
+  }
   for (const int64_t rows : {16, 2048, 65536}) {
     const Cost cost = rmsnorm_backward_cost(rows, 4096, false, DType::kBf16);
     EXPECT_EQ(cost.extra_bytes, 2 * rmsnorm_backward_scratch(rows, 4096));

@@ -101,7 +101,7 @@ TEST_P(Parity, Fp32FollowsPyTorch) {
   const Golden golden(GetParam());
   const std::vector<float> losses = golden.read("losses");
   const config::Config config = golden.config(DType::kFp32);
-  train::Trainer trainer(config, *world);
+  train::Trainer trainer(config, *world, keeping_gradients());
   golden.enqueue(trainer, 0, 0);
   EXPECT_NEAR(trainer.result(0).loss, losses[0], 1e-5);
   const Tensors gradients = gather_tensors(trainer, train::ShardKind::kGradient, *world);
@@ -128,7 +128,7 @@ TEST_P(Parity, Bf16IsNoWorseThanPyTorchsBf16) {
   const Golden golden(GetParam());
   const std::vector<float> losses = golden.read("losses"), peer = golden.read("bf16_losses");
   const config::Config config = golden.config(DType::kBf16);
-  train::Trainer trainer(config, *world);
+  train::Trainer trainer(config, *world, keeping_gradients());
   golden.enqueue(trainer, 0, 0);
   double error = 0, peer_error = 0;
   for (int64_t step = 0; step < kSteps; ++step) {

@@ -29,6 +29,16 @@ inline std::vector<UnitSpec> make_units(int blocks, int64_t dim = 3) {
   return units;
 }
 
+/// The same with blocks of two segments, the second the larger one.
+inline std::vector<UnitSpec> make_segmented_units(int blocks, int64_t dim = 3) {
+  std::vector<UnitSpec> units = make_units(blocks, dim);
+  for (UnitSpec& unit : units)
+    if (unit.slot_group == 0)
+      unit.tensors = {
+          {"bias", {dim}}, {"weight", {dim, dim}}, {"norm", {dim}, 0, 1}, {"ffn", {2 * dim, dim}, 0, 1}};
+  return units;
+}
+
 /// A program that declares buffers and computes nothing.
 class DeclaredProgram : public Program {
  public:
@@ -36,10 +46,11 @@ class DeclaredProgram : public Program {
   std::map<std::pair<OpKind, int>, BufferUse> table;
 
   const std::vector<BufferSpec>& buffers() const override { return specs; }
-  BufferUse uses(OpKind kind, int unit) const override {
-    const auto found = table.find({kind, unit});
+  BufferUse uses(const Operation& operation) const override {
+    const auto found = table.find({operation.kind, operation.unit});
     return found == table.end() ? BufferUse{} : found->second;
   }
+  std::vector<KernelWork> work(const Operation&) const override { return {}; }
   void compute(const Operation&, const Operands&, cudaStream_t) override {
     throw std::logic_error("DeclaredProgram computes nothing");
   }
@@ -47,14 +58,19 @@ class DeclaredProgram : public Program {
 
 /// The kinds that Program::compute is called for, each with the units it is called with.
 inline std::vector<std::pair<OpKind, int>> compute_calls(int units) {
-  std::vector<std::pair<OpKind, int>> calls = {
-      {OpKind::kBegin, -1}, {OpKind::kCollectStats, -1}, {OpKind::kClip, -1}, {OpKind::kReadBack, -1}};
+  std::vector<std::pair<OpKind, int>> calls;
+  for (OpKind kind : {OpKind::kUpload, OpKind::kSetStep, OpKind::kBegin, OpKind::kCollectLoss, OpKind::kGate,
+                      OpKind::kCollectNorm, OpKind::kClip, OpKind::kReadBack})
+    calls.emplace_back(kind, -1);
   for (int u = 0; u < units; ++u) {
     const bool head = u == units - 1;
-    calls.push_back({head ? OpKind::kHeadLoss : OpKind::kForward, u});
-    if (!head) calls.push_back({OpKind::kBackward, u});
-    calls.push_back({OpKind::kSquareNorm, u});
-    calls.push_back({OpKind::kUpdate, u});
+    calls.emplace_back(head ? OpKind::kHeadLoss : OpKind::kForward, u);
+    if (!head) calls.emplace_back(OpKind::kBackward, u);
+    if (!head && u > 0)
+      for (OpKind kind : {OpKind::kRecompute, OpKind::kBackwardInput, OpKind::kBackwardWeight})
+        calls.emplace_back(kind, u);
+    for (OpKind kind : {OpKind::kCast, OpKind::kAccumulate, OpKind::kSquareNorm, OpKind::kUpdate})
+      calls.emplace_back(kind, u);
   }
   return calls;
 }
@@ -74,12 +90,26 @@ inline RandomCase make_random_case(unsigned seed) {
   const int count = 2 + below(11);
   for (int u = 0; u < count; ++u) {
     UnitSpec unit{numbered("unit", u), {}, below(3)};
-    for (int t = 0; t <= below(3); ++t)
-      unit.tensors.push_back({numbered("t", t), {1 + below(40), 1 + below(40)}});
+    int segment = 0;
+    for (int t = 0; t <= below(3); ++t) {
+      unit.tensors.push_back({numbered("t", t), {1 + below(40), 1 + below(40)}, 0, segment});
+      segment += below(2);
+    }
     units.push_back(unit);
   }
   result.layout = make_layout(units, 1 + below(5));
-  result.policy = {2 + below(4), 1 + below(4)};
+  Policy& policy = result.policy;
+  policy.replicas = 1 + below(3);
+  policy.weight_slots = 2 + below(4);
+  policy.gradient_slots = 1 + below(4);
+  policy.deferred_blocks = below(4);
+  policy.micro_batches = 1 + (below(2) ? below(3) : 0);
+  policy.reduce_every_micro_batch = below(2);
+  policy.clip = below(2);
+  policy.keep_gradients = below(4) == 0;
+  policy.reduce_type = below(3) == 0 ? DType::kBf16 : DType::kFp32;
+  if (below(2))
+    for (int u = 0; u < count; ++u) policy.recompute.push_back(u > 0 && u + 1 < count && below(2));
   const auto calls = compute_calls(count);
   for (int b = below(12); b > 0; --b) {
     const int index = static_cast<int>(result.program.specs.size());

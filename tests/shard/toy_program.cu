@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/checked.h"
+#include "core/error.h"
 #include "cuda/check.h"
 #include "kernels/device/launch.h"
 #include "toy.h"
@@ -44,105 +45,150 @@ struct Weights {
   }
 };
 
-__global__ void begin_kernel(float* tokens, float* valid, int step, int rank) {
+__global__ void upload_kernel(float* tokens, int micro_batches, int step, int rank) {
   const int64_t i = element();
-  if (i < kToyWidth) tokens[i] = toy_token(step, rank, i);
-  if (i == 0) *valid = toy_valid(step, rank);
+  if (i >= micro_batches * kToyWidth) return;
+  tokens[i] = toy_token(step, rank, static_cast<int>(i / kToyWidth), i % kToyWidth);
 }
 
-__global__ void forward_kernel(float* out, float* scratch, const float* in, Weights weights) {
+__global__ void set_kernel(float* scalar, float value) {
+  *scalar = value;
+}
+
+__global__ void begin_kernel(float* valid, const float* tokens, int64_t count) {
+  float sum = 0;
+  for (int64_t i = 0; i < count; ++i) sum += toy_valid(tokens[i]);
+  *valid = sum;
+}
+
+// `out` is null where only `kept` is wanted, `kept` where it is not.
+__global__ void forward_kernel(float* out, float* kept, const float* in, Weights weights) {
   const int64_t i = element();
   if (i >= kToyWidth) return;
-  scratch[i] = wrap(weights.seen_by(i));
-  out[i] = wrap(3 * in[i] + scratch[i]);
+  const float value = wrap(weights.seen_by(i));
+  if (kept) kept[i] = value;
+  if (out) out[i] = toy_forward(in[i], value);
 }
 
-__global__ void head_flow_kernel(float* flow, const float* in, const float* valid, Weights weights) {
+__global__ void head_kernel(float* flow, const float* in, const float* valid, Weights weights) {
   const int64_t i = element();
-  if (i < kToyWidth) flow[i] = wrap(in[i] + weights.seen_by(i) + *valid);
+  if (i < kToyWidth) flow[i] = toy_head(in[i], weights.seen_by(i), *valid);
 }
 
-__global__ void loss_kernel(float* loss, const float* flow) {
-  float sum = 0;
-  for (int64_t i = 0; i < kToyWidth; ++i) sum += flow[i];
-  *loss = sum;
+__global__ void backward_kernel(float* flow, float* saved, const float* kept, const float* out,
+                                Weights weights) {
+  const int64_t i = element();
+  if (i >= kToyWidth) return;
+  if (saved) saved[i] = flow[i];
+  flow[i] = toy_backward(flow[i], out[i], kept[i], weights.seen_by(i));
 }
 
 // One slice of a unit's gradients; padding is not written.
-__global__ void gradient_kernel(float* gradients, int64_t begin, int64_t count, const float* flow,
+__global__ void gradient_kernel(float* gradients, int64_t begin, int64_t count, bool add, const float* flow,
                                 const float* in, Weights weights) {
   const int64_t j = begin + element();
   if (j >= begin + count) return;
   const float weight = weights.data != nullptr ? weights.at(j) : 0;
-  gradients[j] = wrap(flow[j % kToyWidth] + 2 * in[j % kToyWidth] + weight);
+  const float gradient = toy_gradient(flow[j % kToyWidth], in[j % kToyWidth], weight);
+  gradients[j] = add ? gradients[j] + gradient : gradient;
 }
 
-__global__ void flow_kernel(float* flow, float* scratch, const float* out, Weights weights) {
+__global__ void cast_kernel(__nv_bfloat16* wire, const float* gradients, int64_t count) {
   const int64_t i = element();
-  if (i >= kToyWidth) return;
-  scratch[i] = wrap(flow[i] + out[i]);
-  flow[i] = wrap(2 * scratch[i] + weights.seen_by(i));
+  if (i < count) wire[i] = __float2bfloat16(gradients[i]);
 }
 
-__global__ void norm_kernel(float* partial, const float* gradients, int64_t count) {
-  float sum = 0;
-  for (int64_t i = 0; i < count; ++i) sum += gradients[i];
-  *partial = sum;
+template <typename Piece>
+__global__ void accumulate_kernel(float* shard, const Piece* piece, int64_t count, bool add) {
+  const int64_t i = element();
+  if (i < count) shard[i] = (add ? shard[i] : 0.0f) + static_cast<float>(piece[i]);
 }
 
-__global__ void collect_kernel(float* stats, const float* loss, const float* partials, int units) {
-  stats[0] = *loss;
-  stats[1] = 0;
-  for (int u = 0; u < units; ++u) stats[1] += partials[u];
+__global__ void sum_kernel(float* sum, const float* values, int64_t count) {
+  float total = 0;
+  for (int64_t i = 0; i < count; ++i) total += values[i];
+  *sum = total;
 }
 
-__global__ void clip_kernel(float* clip, const float* stats) {
-  clip[0] = wrap(stats[0] + stats[1]);
-  clip[1] = 1 + wrap(stats[1]);
+__global__ void collect_loss_kernel(float* total, const float* sums, int micro_batches, const float* valid) {
+  total[0] = 0;
+  for (int m = 0; m < micro_batches; ++m) total[0] += sums[m];
+  total[1] = *valid;
 }
 
-__global__ void update_kernel(Operands to, int64_t count, bool bf16) {
+__global__ void gate_kernel(float* gate, const float* loss_total, const float* scalar) {
+  gate[0] = toy_gate(loss_total[0], loss_total[1], *scalar);
+}
+
+__global__ void clip_kernel(float* clip, const float* norm_total) {
+  clip[0] = wrap(*norm_total);
+  clip[1] = toy_clip(*norm_total);
+}
+
+// `parameters` is null where they are the master weights.
+__global__ void update_kernel(float* master, float* moment1, float* moment2, __nv_bfloat16* parameters,
+                              const float* gradients, int64_t count, const float* factor,
+                              const float* scalar) {
   const int64_t i = element();
   if (i >= count) return;
-  float* const moment1 = reinterpret_cast<float*>(to.moment1);
-  float* const moment2 = reinterpret_cast<float*>(to.moment2);
-  moment1[i] = wrap(moment1[i] + to.gradient_shard[i]);
-  moment2[i] = wrap(moment2[i] + to.gradient_shard[i] * to.clip[0]);
-  const float master = wrap(to.master[i] + to.gradient_shard[i] * to.clip[1] + moment1[i] + 2 * moment2[i]);
-  to.master[i] = master;
-  if (bf16) reinterpret_cast<__nv_bfloat16*>(to.parameter_shard)[i] = __float2bfloat16(master);
+  const auto updated = toy_update(master[i], moment1[i], moment2[i], gradients[i], *factor, *scalar);
+  master[i] = updated[0];
+  moment1[i] = updated[1];
+  moment2[i] = updated[2];
+  if (parameters) parameters[i] = __float2bfloat16(updated[0]);
 }
 
 float* floats(const Operands& operands, int buffer) {
   return reinterpret_cast<float*>(operands.buffers[buffer]);
 }
+__nv_bfloat16* bf16s(std::byte* data) {
+  return reinterpret_cast<__nv_bfloat16*>(data);
+}
 
 }  // namespace
 
-ToyProgram::ToyProgram(const Layout& layout, int rank, DType parameter_type, int steps)
+ToyProgram::ToyProgram(const Layout& layout, const Policy& policy, int rank, DType parameter_type, int steps)
     : layout_(layout),
+      policy_(policy),
       rank_(rank),
       type_(parameter_type),
       history_(static_cast<int64_t>(steps * sizeof(ToyRecord))) {
-  const int64_t bytes = kToyWidth * sizeof(float);
-  for (int u = 0; u < head(); ++u)
-    buffers_.push_back({"activation " + std::to_string(u), bytes, Purpose::kActivations});
-  buffers_.push_back({"tokens", bytes, Purpose::kInputs});
-  buffers_.push_back({"flow", bytes, Purpose::kScratch});
-  for (int u = 0; u < head(); ++u)
-    buffers_.push_back({"scratch " + std::to_string(u), bytes, Purpose::kScratch});
+  std::memset(history_.data(), 0, static_cast<size_t>(history_.bytes()));
+  const int64_t lanes = kToyWidth * sizeof(float);
+  for (int kind = 0; kind < 3; ++kind)
+    for (int unit = 0; unit < head(); ++unit)
+      buffers_.push_back({"lanes " + std::to_string(kind) + " of " + layout.units[unit].name, lanes});
+  buffers_.push_back({"flow", lanes});
+  buffers_.push_back({"tokens", policy.micro_batches * lanes, Purpose::kInputs});
+  buffers_.push_back({"scalar", sizeof(float), Purpose::kInputs});
 }
 
-BufferUse ToyProgram::uses(OpKind kind, int unit) const {
-  switch (kind) {
-    case OpKind::kBegin:
+BufferUse ToyProgram::uses(const Operation& operation) const {
+  const int unit = operation.unit;
+  switch (operation.kind) {
+    case OpKind::kUpload:
       return {{}, {tokens()}};
+    case OpKind::kSetStep:
+      return {{}, {scalar()}};
+    case OpKind::kBegin:
+      return {{tokens()}, {}};
     case OpKind::kForward:
-      return {{input(unit)}, {activation(unit), scratch(unit)}};
+      return recomputes(unit) ? BufferUse{{input(unit)}, {activation(unit)}}
+                              : BufferUse{{input(unit)}, {activation(unit), kept(unit)}};
+    case OpKind::kRecompute:
+      return {{input(unit)}, {kept(unit)}};
     case OpKind::kHeadLoss:
       return {{input(unit)}, {flow()}};
     case OpKind::kBackward:
-      return {{input(unit), activation(unit), flow()}, {flow(), scratch(unit)}};
+      if (unit == 0) return {{tokens(), flow()}, {}};
+      return {{input(unit), activation(unit), kept(unit), flow()}, {flow()}};
+    case OpKind::kBackwardInput:
+      return {{input(unit), activation(unit), kept(unit), flow()}, {flow(), saved_flow(unit)}};
+    case OpKind::kBackwardWeight:
+      return {{input(unit), saved_flow(unit)}, {}};
+    case OpKind::kGate:
+    case OpKind::kUpdate:
+      return {{scalar()}, {}};
     default:
       return {};
   }
@@ -150,30 +196,31 @@ BufferUse ToyProgram::uses(OpKind kind, int unit) const {
 
 void ToyProgram::compute(const Operation& operation, const Operands& operands, cudaStream_t stream) {
   switch (operation.kind) {
+    case OpKind::kUpload:
+    case OpKind::kSetStep:
     case OpKind::kBegin:
-      ++step_;
-      launch("begin", begin_kernel, over(kToyWidth, stream), floats(operands, tokens()), operands.valid_count,
-             step_, rank_);
-      return;
+      return begin(operation, operands, stream);
     case OpKind::kForward:
-      return forward(operation.unit, operands, stream);
+    case OpKind::kRecompute:
+      return forward(operation, operands, stream);
     case OpKind::kHeadLoss:
-      return head_loss(operands, stream);
+      return head_loss(operation, operands, stream);
     case OpKind::kBackward:
-      return backward(operation.unit, operands, stream);
+    case OpKind::kBackwardInput:
+      return backward(operation, operands, stream);
+    case OpKind::kBackwardWeight:
+      return make_gradients(operation, operands, floats(operands, saved_flow(operation.unit)), stream);
+    case OpKind::kCast:
+    case OpKind::kAccumulate:
     case OpKind::kSquareNorm:
-      launch("norm", norm_kernel, single(stream), operands.norm_partials + operation.unit,
-             operands.gradient_shard, layout_.units[operation.unit].shard_elements);
-      return;
-    case OpKind::kCollectStats:
-      launch("collect", collect_kernel, single(stream), operands.stats, operands.loss_sum,
-             operands.norm_partials, head() + 1);
-      return;
+      return reduce(operation, operands, stream);
+    case OpKind::kCollectLoss:
+    case OpKind::kGate:
+    case OpKind::kCollectNorm:
     case OpKind::kClip:
-      launch("clip", clip_kernel, single(stream), operands.clip, operands.stats);
-      return;
+      return sum_scalars(operation, operands, stream);
     case OpKind::kUpdate:
-      return update(operation.unit, operands, stream);
+      return update(operation, operands, stream);
     case OpKind::kReadBack:
       return read_back(operands, stream);
     default:
@@ -181,99 +228,137 @@ void ToyProgram::compute(const Operation& operation, const Operands& operands, c
   }
 }
 
-void ToyProgram::forward(int unit, const Operands& operands, cudaStream_t stream) const {
+// The host's part of a step is counted by itself: a captured step is told nothing else.
+void ToyProgram::begin(const Operation& operation, const Operands& operands, cudaStream_t stream) {
+  const int64_t count = int64_t{policy_.micro_batches} * kToyWidth;
+  if (operation.kind == OpKind::kUpload)
+    launch("upload", upload_kernel, over(count, stream), floats(operands, tokens()), policy_.micro_batches,
+           steps_begun_++, rank_);
+  else if (operation.kind == OpKind::kSetStep)
+    launch("set", set_kernel, single(stream), floats(operands, scalar()), toy_scalar(scalars_set_++));
+  else
+    launch("begin", begin_kernel, single(stream), operands.valid_count, floats(operands, tokens()), count);
+}
+
+void ToyProgram::forward(const Operation& operation, const Operands& operands, cudaStream_t stream) const {
+  const int unit = operation.unit;
   const Weights weights{operands.weights, layout_.units[unit].padded_elements, type_ == DType::kBf16};
-  launch("forward", forward_kernel, over(kToyWidth, stream), floats(operands, activation(unit)),
-         floats(operands, scratch(unit)), floats(operands, input(unit)), weights);
-}
-
-void ToyProgram::head_loss(const Operands& operands, cudaStream_t stream) const {
-  const UnitLayout& unit = layout_.units[head()];
-  const Weights weights{operands.weights, unit.padded_elements, type_ == DType::kBf16};
-  const float* in = floats(operands, input(head()));
-  float* flow_buffer = floats(operands, flow());
-  launch("head_flow", head_flow_kernel, over(kToyWidth, stream), flow_buffer, in, operands.valid_count,
+  const bool again = operation.kind == OpKind::kRecompute;
+  float* const out = again ? nullptr : floats(operands, activation(unit));
+  float* const keep = recomputes(unit) && !again ? nullptr : floats(operands, kept(unit));
+  launch("forward", forward_kernel, over(kToyWidth, stream), out, keep, input_of(operation, operands),
          weights);
-  launch("loss", loss_kernel, single(stream), operands.loss_sum, flow_buffer);
-  for (const Slice& slice : unit.slices)
-    launch("gradient", gradient_kernel, over(slice.elements, stream), operands.gradients, slice.offset,
-           slice.elements, flow_buffer, in, weights);
 }
 
-void ToyProgram::backward(int unit_index, const Operands& operands, cudaStream_t stream) const {
-  const UnitLayout& unit = layout_.units[unit_index];
+void ToyProgram::head_loss(const Operation& operation, const Operands& operands, cudaStream_t stream) const {
+  const Weights weights{operands.weights, layout_.units[head()].padded_elements, type_ == DType::kBf16};
+  float* const flows = floats(operands, flow());
+  launch("head", head_kernel, over(kToyWidth, stream), flows, input_of(operation, operands),
+         operands.valid_count, weights);
+  launch("loss", sum_kernel, single(stream), operands.loss_sum, flows, int64_t{kToyWidth});
+  make_gradients(operation, operands, flows, stream);
+}
+
+void ToyProgram::backward(const Operation& operation, const Operands& operands, cudaStream_t stream) const {
+  const int unit = operation.unit;
+  float* const flows = floats(operands, flow());
+  make_gradients(operation, operands, flows, stream);
+  if (unit == 0) return;
+  const Weights weights{operands.weights, layout_.units[unit].padded_elements, type_ == DType::kBf16};
+  float* const saved =
+      operation.kind == OpKind::kBackwardInput ? floats(operands, saved_flow(unit)) : nullptr;
+  launch("backward", backward_kernel, over(kToyWidth, stream), flows, saved, floats(operands, kept(unit)),
+         floats(operands, activation(unit)), weights);
+}
+
+// A backward pass in two parts makes the first slice of each segment in its first part.
+void ToyProgram::make_gradients(const Operation& operation, const Operands& operands, const float* flows,
+                                cudaStream_t stream) const {
+  const UnitLayout& unit = layout_.units[operation.unit];
   const Weights weights{operands.weights, unit.padded_elements, type_ == DType::kBf16};
-  float* flow_buffer = floats(operands, flow());
-  for (const Slice& slice : unit.slices)
+  for (const Slice& slice : unit.slices) {
+    const bool first = slice.offset == unit.segments[static_cast<size_t>(slice.segment)].offset;
+    if (operation.kind == OpKind::kBackwardInput && !first) continue;
+    if (operation.kind == OpKind::kBackwardWeight && (first || slice.segment != operation.segment)) continue;
     launch("gradient", gradient_kernel, over(slice.elements, stream), operands.gradients, slice.offset,
-           slice.elements, flow_buffer, floats(operands, input(unit_index)), weights);
-  if (unit_index == 0) return;
-  launch("flow", flow_kernel, over(kToyWidth, stream), flow_buffer, floats(operands, scratch(unit_index)),
-         floats(operands, activation(unit_index)), weights);
+           slice.elements, operation.accumulate, flows, input_of(operation, operands), weights);
+  }
 }
 
-void ToyProgram::update(int unit, const Operands& operands, cudaStream_t stream) const {
-  const int64_t count = layout_.units[unit].shard_elements;
-  launch("update", update_kernel, over(count, stream), operands, count, type_ == DType::kBf16);
+void ToyProgram::reduce(const Operation& operation, const Operands& operands, cudaStream_t stream) const {
+  const UnitLayout& unit = layout_.units[operation.unit];
+  for (const Segment& segment : segments_of(unit, operation.segment)) {
+    const int64_t at = segment.shard_offset, count = segment.shard_elements;
+    const int number = static_cast<int>(&segment - unit.segments.data());
+    if (operation.kind == OpKind::kCast)
+      launch("cast", cast_kernel, over(segment.padded_elements, stream),
+             bf16s(operands.wire) + segment.offset, operands.gradients + segment.offset,
+             segment.padded_elements);
+    else if (operation.kind == OpKind::kSquareNorm)
+      launch("norm", sum_kernel, single(stream), operands.norm_partials + partial_of(operation.unit, number),
+             operands.gradient_shard + at, count);
+    else if (policy_.reduce_type == DType::kBf16)
+      launch("accumulate", accumulate_kernel<__nv_bfloat16>, over(count, stream),
+             operands.gradient_shard + at, bf16s(operands.reduced_piece) + at, count, operation.accumulate);
+    else
+      launch("accumulate", accumulate_kernel<float>, over(count, stream), operands.gradient_shard + at,
+             reinterpret_cast<float*>(operands.reduced_piece) + at, count, operation.accumulate);
+  }
+}
+
+void ToyProgram::sum_scalars(const Operation& operation, const Operands& operands,
+                             cudaStream_t stream) const {
+  if (operation.kind == OpKind::kCollectLoss)
+    launch("loss", collect_loss_kernel, single(stream), operands.loss_total, operands.loss_sum,
+           policy_.micro_batches, operands.valid_count);
+  else if (operation.kind == OpKind::kGate)
+    launch("gate", gate_kernel, single(stream), operands.gate, operands.loss_total,
+           floats(operands, scalar()));
+  else if (operation.kind == OpKind::kCollectNorm)
+    launch("norm", sum_kernel, single(stream), operands.norm_total, operands.norm_partials,
+           partial_of(head() + 1, 0));
+  else
+    launch("clip", clip_kernel, single(stream), operands.clip, operands.norm_total);
+}
+
+void ToyProgram::update(const Operation& operation, const Operands& operands, cudaStream_t stream) const {
+  const float* const factor = policy_.clip ? operands.clip + 1 : operands.gate;
+  for (const Segment& segment : segments_of(layout_.units[operation.unit], operation.segment)) {
+    const int64_t at = segment.shard_offset;
+    __nv_bfloat16* const parameters = type_ == DType::kBf16 ? bf16s(operands.parameter_shard) + at : nullptr;
+    launch("update", update_kernel, over(segment.shard_elements, stream), operands.master + at,
+           reinterpret_cast<float*>(operands.moment1) + at, reinterpret_cast<float*>(operands.moment2) + at,
+           parameters, operands.gradient_shard + at, segment.shard_elements, factor,
+           floats(operands, scalar()));
+  }
 }
 
 void ToyProgram::read_back(const Operands& operands, cudaStream_t stream) {
-  float* record = reinterpret_cast<float*>(history_.data()) + step_ * std::tuple_size_v<ToyRecord>;
+  float* const record =
+      reinterpret_cast<float*>(history_.data()) + steps_read_++ * std::tuple_size_v<ToyRecord>;
   const auto copy = [&](int at, const float* from, int count) {
     cuda::check(cudaMemcpyAsync(record + at, from, count * sizeof(float), cudaMemcpyDeviceToHost, stream));
   };
-  copy(0, operands.stats, 2);
+  copy(0, operands.loss_total, 2);
   copy(2, operands.clip, 2);
-  copy(4, operands.valid_count, 1);
+  if (!policy_.clip) copy(4, operands.gate, 1);
 }
 
-void ToyProgram::initialize(std::byte* arena, const MemoryPlan& plan) const {
-  for (int u = 0; u <= head(); ++u) {
-    const UnitLayout& unit = layout_.units[u];
-    std::vector<float> master(static_cast<size_t>(unit.shard_elements));
-    for (const Slice& slice : unit.slices) {
-      const ShardPiece piece = shard_piece(unit, slice, rank_);
-      for (int64_t i = 0; i < piece.count; ++i)
-        master[static_cast<size_t>(piece.shard_offset + i)] =
-            toy_initial(u, slice.offset + piece.tensor_offset + i);
-    }
-    const size_t bytes = master.size() * sizeof(float);
-    cuda::check(cudaMemset(arena + plan.moment1[u], 0, bytes));
-    cuda::check(cudaMemset(arena + plan.moment2[u], 0, bytes));
-    cuda::check(cudaMemcpy(arena + plan.master[u], master.data(), bytes, cudaMemcpyHostToDevice));
-    if (type_ == DType::kFp32) continue;
-    std::vector<__nv_bfloat16> rounded;
-    for (float value : master) rounded.push_back(__float2bfloat16(value));
-    cuda::check(
-        cudaMemcpy(arena + plan.parameter_shard[u], rounded.data(), bytes / 2, cudaMemcpyHostToDevice));
-  }
-  cuda::check(cudaDeviceSynchronize());
+std::vector<ToyRecord> ToyProgram::history() const {
+  std::vector<ToyRecord> history(static_cast<size_t>(steps_read_));
+  std::memcpy(history.data(), history_.data(), history.size() * sizeof(ToyRecord));
+  return history;
 }
 
-ToyResult ToyProgram::result(const std::byte* arena, const MemoryPlan& plan) const {
-  ToyResult result;
-  result.history.resize(static_cast<size_t>(step_ + 1));
-  std::memcpy(result.history.data(), history_.data(), result.history.size() * sizeof(ToyRecord));
-  for (int u = 0; u <= head(); ++u) {
-    std::vector<float> master(static_cast<size_t>(layout_.units[u].shard_elements));
-    cuda::check(cudaMemcpy(master.data(), arena + plan.master[u], master.size() * sizeof(float),
-                           cudaMemcpyDeviceToHost));
-    result.masters.push_back(std::move(master));
-  }
-  return result;
+float* ToyProgram::input_of(const Operation& operation, const Operands& operands) const {
+  float* const lanes = floats(operands, input(operation.unit));
+  return operation.unit == 0 ? lanes + operation.micro_batch * kToyWidth : lanes;
 }
 
-ToyResult run_toy(const Layout& layout, const ToyRun& run, const std::vector<std::vector<Wait>>* waits) {
-  ToyProgram program(layout, run.rank, run.type, run.steps);
-  const Schedule schedule = build_schedule(layout, program, run.policy);
-  const MemoryPlan plan = plan_memory(schedule, layout, program, run.type);
-  const cuda::DeviceMemory arena(plan.bytes);
-  program.initialize(arena.data(), plan);
-  Executor executor(schedule, layout, plan, waits != nullptr ? *waits : derive_waits(schedule), program,
-                    run.communicators, arena.data(), run.type);
-  for (int step = 0; step < run.steps; ++step) executor.step();
-  executor.synchronize();
-  return program.result(arena.data(), plan);
+int64_t ToyProgram::partial_of(int unit, int segment) const {
+  int64_t before = 0;
+  for (int u = 0; u < unit; ++u) before += std::ssize(layout_.units[u].segments);
+  return before + segment;
 }
 
 }  // namespace minillm::shard

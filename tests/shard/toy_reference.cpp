@@ -3,16 +3,23 @@
 namespace minillm::shard {
 namespace {
 
-// Whole parameters and the ranks one after another.
+// Whole parameters, and ranks and micro-batches one after another.
 class Reference {
  public:
-  explicit Reference(const Layout& layout) : layout_(layout), units_(static_cast<int>(layout.units.size())) {
+  Reference(const Layout& layout, const Policy& policy)
+      : layout_(layout),
+        policy_(policy),
+        units_(static_cast<int>(layout.units.size())),
+        ranks_(layout.world * policy.replicas) {
+    restart();
+  }
+
+  void restart() {
+    for (auto* all : {&masters_, &moments1_, &moments2_}) all->clear();
     for (int u = 0; u < units_; ++u) {
-      const UnitLayout& unit = layout.units[u];
+      const UnitLayout& unit = layout_.units[u];
       const std::vector<float> zeros(static_cast<size_t>(unit.padded_elements));
-      masters_.push_back(zeros);
-      moments1_.push_back(zeros);
-      moments2_.push_back(zeros);
+      for (auto* all : {&masters_, &moments1_, &moments2_}) all->push_back(zeros);
       for (const Slice& slice : unit.slices)
         for (int64_t j = slice.offset; j < slice.offset + slice.elements; ++j)
           masters_[u][j] = toy_initial(u, j);
@@ -22,27 +29,40 @@ class Reference {
   ToyRecord step(int step) {
     gradients_.clear();
     for (const std::vector<float>& master : masters_) gradients_.emplace_back(master.size());
-    float valid = 0, loss = 0, gradient_sum = 0;
-    for (int rank = 0; rank < layout_.world; ++rank) valid += toy_valid(step, rank);
-    for (int rank = 0; rank < layout_.world; ++rank) loss += run_rank(step, rank, valid);
+    std::vector<Lanes> inputs;
+    float valid = 0, loss = 0, sum = 0;
+    for (int rank = 0; rank < ranks_; ++rank)
+      for (int m = 0; m < policy_.micro_batches; ++m) {
+        Lanes& tokens = inputs.emplace_back(kToyWidth);
+        for (int i = 0; i < kToyWidth; ++i) valid += toy_valid(tokens[i] = toy_token(step, rank, m, i));
+      }
+    for (const Lanes& tokens : inputs) loss += run_passes(tokens, valid);
     for (const std::vector<float>& unit : gradients_)
-      for (float gradient : unit) gradient_sum += gradient;
-    const float norm = wrap(loss + gradient_sum), factor = 1 + wrap(gradient_sum);
-    update(norm, factor);
-    return {loss, gradient_sum, norm, factor, valid};
+      for (float gradient : unit) sum += gradient;
+    const float gate = policy_.clip ? 0 : toy_gate(loss, valid, toy_scalar(step));
+    update(policy_.clip ? toy_clip(sum) : gate, toy_scalar(step));
+    return {loss, valid, wrap(sum), toy_clip(sum), gate};
   }
 
-  std::vector<std::vector<float>> shards(int rank) const {
-    std::vector<std::vector<float>> result;
-    for (int u = 0; u < units_; ++u) {
-      const auto begin = masters_[u].begin() + rank * layout_.units[u].shard_elements;
-      result.emplace_back(begin, begin + layout_.units[u].shard_elements);
-    }
-    return result;
+  ToyResult result(std::vector<ToyRecord> history, int rank) const {
+    return {std::move(history), shards(masters_, rank),
+            policy_.keep_gradients ? shards(gradients_, rank) : std::vector<Lanes>{}};
   }
 
  private:
   using Lanes = std::vector<float>;
+
+  std::vector<Lanes> shards(const std::vector<Lanes>& whole, int rank) const {
+    std::vector<Lanes> result;
+    for (int u = 0; u < units_; ++u) {
+      Lanes& shard = result.emplace_back();
+      for (const Segment& segment : layout_.units[u].segments) {
+        const auto begin = whole[u].begin() + segment.offset + rank % layout_.world * segment.shard_elements;
+        shard.insert(shard.end(), begin, begin + segment.shard_elements);
+      }
+    }
+    return result;
+  }
 
   float seen(int unit, int lane) const {
     float sum = 0;
@@ -53,56 +73,60 @@ class Reference {
 
   void add_gradients(int unit, const Lanes& flow, const Lanes& in) {
     for (const Slice& slice : layout_.units[unit].slices)
-      for (int64_t j = slice.offset; j < slice.offset + slice.elements; ++j) {
-        const float weight = unit > 0 ? masters_[unit][j] : 0;
-        gradients_[unit][j] += wrap(flow[j % kToyWidth] + 2 * in[j % kToyWidth] + weight);
-      }
+      for (int64_t j = slice.offset; j < slice.offset + slice.elements; ++j)
+        gradients_[unit][j] +=
+            toy_gradient(flow[j % kToyWidth], in[j % kToyWidth], unit > 0 ? masters_[unit][j] : 0);
   }
 
-  // Adds the rank's gradients; returns its loss.
-  float run_rank(int step, int rank, float valid) {
-    std::vector<Lanes> values(1, Lanes(kToyWidth));  // values[u]: input of unit u
-    for (int i = 0; i < kToyWidth; ++i) values[0][i] = toy_token(step, rank, i);
-    for (int u = 0; u + 1 < units_; ++u) {
-      Lanes out(kToyWidth);
-      for (int i = 0; i < kToyWidth; ++i) out[i] = wrap(3 * values[u][i] + wrap(seen(u, i)));
+  // Adds the gradients of a micro-batch of a rank; returns its loss.
+  float run_passes(const Lanes& tokens, float valid) {
+    const int head = units_ - 1;
+    std::vector<Lanes> values{tokens}, kept;  // values[u]: input of unit u
+    for (int u = 0; u < head; ++u) {
+      Lanes out(kToyWidth), keep(kToyWidth);
+      for (int i = 0; i < kToyWidth; ++i) out[i] = toy_forward(values[u][i], keep[i] = wrap(seen(u, i)));
       values.push_back(out);
+      kept.push_back(keep);
     }
     Lanes flow(kToyWidth);
     float loss = 0;
-    for (int i = 0; i < kToyWidth; ++i)
-      loss += flow[i] = wrap(values.back()[i] + seen(units_ - 1, i) + valid);
-    for (int u = units_ - 1; u >= 0; --u) {
+    for (int i = 0; i < kToyWidth; ++i) loss += flow[i] = toy_head(values[head][i], seen(head, i), valid);
+    add_gradients(head, flow, values[head]);
+    for (int u = head - 1; u >= 0; --u) {
       add_gradients(u, flow, values[u]);
-      if (u == units_ - 1) continue;
-      for (int i = 0; i < kToyWidth; ++i) flow[i] = wrap(2 * wrap(flow[i] + values[u + 1][i]) + seen(u, i));
+      for (int i = 0; i < kToyWidth; ++i)
+        flow[i] = toy_backward(flow[i], values[u + 1][i], kept[u][i], seen(u, i));
     }
     return loss;
   }
 
-  void update(float norm, float factor) {
+  void update(float factor, float scalar) {
     for (int u = 0; u < units_; ++u)
       for (size_t i = 0; i < masters_[u].size(); ++i) {
-        const float gradient = gradients_[u][i];
-        moments1_[u][i] = wrap(moments1_[u][i] + gradient);
-        moments2_[u][i] = wrap(moments2_[u][i] + gradient * norm);
-        masters_[u][i] = wrap(masters_[u][i] + gradient * factor + moments1_[u][i] + 2 * moments2_[u][i]);
+        const auto updated =
+            toy_update(masters_[u][i], moments1_[u][i], moments2_[u][i], gradients_[u][i], factor, scalar);
+        masters_[u][i] = updated[0];
+        moments1_[u][i] = updated[1];
+        moments2_[u][i] = updated[2];
       }
   }
 
   const Layout& layout_;
-  int units_ = 0;
-  std::vector<std::vector<float>> masters_, moments1_, moments2_, gradients_;
+  const Policy& policy_;
+  int units_ = 0, ranks_ = 0;
+  std::vector<Lanes> masters_, moments1_, moments2_, gradients_;
 };
 
 }  // namespace
 
-ToyResult toy_reference(const Layout& layout, int rank, int steps) {
-  Reference reference(layout);
-  ToyResult result;
-  for (int step = 0; step < steps; ++step) result.history.push_back(reference.step(step));
-  result.masters = reference.shards(rank);
-  return result;
+ToyResult toy_reference(const Layout& layout, const Policy& policy, int rank, int steps, int restart_at) {
+  Reference reference(layout, policy);
+  std::vector<ToyRecord> history;
+  for (int step = 0; step < steps; ++step) {
+    if (step == restart_at) reference.restart();
+    history.push_back(reference.step(step));
+  }
+  return reference.result(std::move(history), rank);
 }
 
 }  // namespace minillm::shard

@@ -243,6 +243,55 @@ void host_read(bool fault) {
   cudaFreeHost(on_host);
 }
 
+// --- ordering in graphs -----------------------------------------------------------------------------------
+
+struct Graph {
+  Graph(cudaStream_t stream, const std::function<void()>& work) {
+    cudaGraph_t captured = nullptr;
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+    work();
+    cudaStreamEndCapture(stream, &captured);
+    cudaGraphInstantiate(&handle, captured, 0);
+    cudaGraphDestroy(captured);
+  }
+  ~Graph() { cudaGraphExecDestroy(handle); }
+  cudaGraphExec_t handle = nullptr;
+};
+
+/// One branch reads what another writes; it waits for it afterwards only.
+void graph_branch(bool fault) {
+  Stream communication, compute;
+  Event forked, gathered;
+  Floats weights(kThreads), out(kThreads);
+  const Graph graph(compute.handle, [&] {
+    cudaEventRecord(forked.handle, compute.handle);
+    cudaStreamWaitEvent(communication.handle, forked.handle);
+    launch("fill", fill, {dim3(1), dim3(kThreads), 0, communication.handle}, weights.data, kThreads, 1.0f);
+    cudaEventRecord(gathered.handle, communication.handle);
+    if (!fault) cudaStreamWaitEvent(compute.handle, gathered.handle);
+    launch("copy", copy, {dim3(1), dim3(kThreads), 0, compute.handle}, out.data, weights.data, kThreads);
+    cudaStreamWaitEvent(compute.handle, gathered.handle);
+  });
+  for (int replay = 0; replay < 3; ++replay) cudaGraphLaunch(graph.handle, compute.handle);
+  cudaDeviceSynchronize();
+}
+
+/// Two graphs that share memory are launched on two streams.
+void graph_launches(bool fault) {
+  Stream first, second;
+  Event launched;
+  Floats weights(kThreads), out(kThreads);
+  const Graph write(first.handle, [&] { cudaMemsetAsync(weights.data, 0, 4 * kThreads, first.handle); });
+  const Graph read(first.handle, [&] {
+    launch("copy", copy, {dim3(1), dim3(kThreads), 0, first.handle}, out.data, weights.data, kThreads);
+  });
+  cudaGraphLaunch(write.handle, first.handle);
+  cudaEventRecord(launched.handle, first.handle);
+  if (!fault) cudaStreamWaitEvent(second.handle, launched.handle);
+  cudaGraphLaunch(read.handle, second.handle);
+  cudaDeviceSynchronize();
+}
+
 // --- asynchronous copies ----------------------------------------------------------------------------------
 
 struct Stages {
@@ -329,6 +378,8 @@ const std::map<std::string, std::function<void(bool)>>& cases() {
       {"stream_wait_busy", stream_wait_busy},
       {"stream_reuse", stream_reuse},
       {"host_read", host_read},
+      {"graph_branch", graph_branch},
+      {"graph_launches", graph_launches},
   };
   return all;
 }

@@ -67,8 +67,14 @@ TEST(Config, EveryKeySurvivesPrintingAndParsing) {
       member = 1.0 / static_cast<double>(++number) + (path.ends_with("_s") ? 1 : 0);
     if constexpr (std::is_same_v<T, bool>) member = !member;
     if constexpr (std::is_same_v<T, std::string>) member = "folder \"é\"/" + std::string(path);
-    if constexpr (std::is_same_v<T, DType>) member = DType::kFp32;
+    if constexpr (std::is_same_v<T, DType>) member = path == "precision.reduce" ? DType::kBf16 : DType::kFp32;
+    if constexpr (std::is_same_v<T, std::vector<Recompute>>) {
+      member.assign(static_cast<size_t>(config.model.n_layers), Recompute::kBlock);
+      member.front() = Recompute::kNone;
+    }
   });
+  config.parallel.policy = "hybrid";
+  config.parallel.hardware = "";  // only with another policy
   config.model.dim = 48 * config.model.n_heads;
   config.model.init = "weights.safetensors";
   config.data.source = "text";
@@ -81,6 +87,10 @@ TEST(Config, EveryKeySurvivesPrintingAndParsing) {
   EXPECT_TRUE(again.model.causal);
   EXPECT_FALSE(again.gemm.deterministic);
   EXPECT_EQ(again.gemm.cache, config.gemm.cache);
+  EXPECT_EQ(again.precision.reduce, DType::kBf16);
+  EXPECT_EQ(again.memory.recompute, config.memory.recompute);
+  EXPECT_EQ(again.memory.recompute_of(0), Recompute::kNone);
+  EXPECT_EQ(again.memory.recompute_of(1), Recompute::kBlock);
 
   const std::string model = model_to_json(config.model);
   EXPECT_EQ(model.find('\n'), std::string::npos);
@@ -99,7 +109,7 @@ TEST(Config, DescriptionListsEveryKey) {
                  EXPECT_NE(text.find(meaning, at), std::string::npos) << path;
                  EXPECT_NE(text.find(allowed.wanted(), at), std::string::npos) << path;
                });
-  EXPECT_EQ(keys, 33);
+  EXPECT_EQ(keys, 45);
 }
 
 TEST(Config, UnknownKeysNameTheNearest) {
@@ -131,14 +141,14 @@ TEST(Config, IllTypedValuesNameKeyValueAndType) {
 
 TEST(Config, RangesAreCheckedNextToTheKey) {
   for (const char* key : {"model.vocab_size", "model.n_layers", "model.n_heads", "train.steps",
-                          "train.micro_batch", "train.seq_len", "parallel.gradient_slots"}) {
+                          "train.micro_batch", "train.seq_len", "train.grad_accumulation"}) {
     expect_override_rejected(std::string(key) + "=0", {key, "0 (an integer)", "from 1 to"});
     expect_override_rejected(std::string(key) + "=-3", {key, "-3 (an integer)"});
     expect_override_rejected(std::string(key) + "=99999999999999999999", {key, "99999999999999999999"});
   }
   expect_override_rejected("train.seed=9223372036854775808", {"train.seed", "9223372036854775808"});
   EXPECT_EQ(with("train.seed=9223372036854775807").train.seed, std::numeric_limits<int64_t>::max());
-  expect_override_rejected("parallel.weight_slots=1", {"parallel.weight_slots", "from 2 to"});
+  expect_override_rejected("parallel.weight_slots=1", {"parallel.weight_slots (1)", "2 or more"});
   for (const char* key : {"train.optimizer.beta1", "train.optimizer.beta2"}) {
     expect_override_rejected(std::string(key) + "=1", {key, "below 1"});
     expect_override_rejected(std::string(key) + "=-0.1", {key, "at least 0"});
@@ -197,6 +207,38 @@ TEST(Config, OverridesApplyInOrderAndReplaceWrongValues) {
   EXPECT_EQ(with("checkpoint.dir=\"3\"").checkpoint.dir, "3");
   EXPECT_EQ(with("checkpoint.dir=").checkpoint.dir, "");
   expect_override_rejected("checkpoint.dir=3", {"checkpoint.dir", "3 (an integer)"});
+}
+
+TEST(Config, PoliciesRejectWhatTheyWouldIgnore) {
+  const auto rejected = [](std::vector<std::string> overrides, std::initializer_list<std::string> parts) {
+    SCOPED_TRACE(overrides.back());
+    expect_error<UsageError>([&] { parse("{}", "c.json", overrides); }, parts);
+  };
+  rejected({"parallel.policy=zero"}, {"parallel.policy", "\"zero\"", "\"full\", \"grads\""});
+  rejected({"parallel.group_size=2"}, {"parallel.group_size (2)", "parallel.policy (\"full\")"});
+  for (const char* policy : {"grads", "replicate", "auto"})
+    rejected({std::string("parallel.policy=") + policy, "parallel.weight_slots=3"},
+             {"parallel.weight_slots (3)", std::string("parallel.policy (\"") + policy});
+  rejected({"parallel.policy=auto", "parallel.gradient_slots=3"},
+           {"parallel.gradient_slots (3)", "parallel.policy (\"auto\")"});
+  rejected({"parallel.hardware=h100"}, {"parallel.hardware (\"h100\")", "parallel.policy (\"full\")"});
+  rejected({"parallel.policy=replicate", "precision.reduce=bf16"},
+           {"precision.reduce (\"bf16\")", "parallel.policy (\"replicate\")"});
+  rejected({"parallel.reduce_every_micro_batch=false"},
+           {"parallel.reduce_every_micro_batch (false)", "train.grad_accumulation (1)"});
+  rejected({"parallel.policy=auto", "memory.recompute=block"},
+           {"memory.recompute", "parallel.policy (\"auto\")"});
+  rejected({"memory.recompute=[\"cheap\",\"block\"]"}, {"memory.recompute lists 2", "model.n_layers (12)"});
+  rejected({"memory.recompute=[]"}, {"memory.recompute", "one per block"});
+  rejected({"memory.recompute=[\"cheap\",3]"}, {"memory.recompute", "one per block"});
+  rejected({"memory.recompute=some"}, {"memory.recompute", "\"some\"", "\"cheap\", \"block\""});
+
+  EXPECT_EQ(with("memory.recompute=none").memory.recompute_of(7), Recompute::kNone);
+  EXPECT_EQ(parse("{}", "c.json", {"parallel.policy=hybrid", "parallel.group_size=4"}).parallel.group_size,
+            4);
+  EXPECT_EQ(parse("{}", "c.json", {"parallel.policy=auto", "parallel.hardware=h100"}).parallel.hardware,
+            "h100");
+  EXPECT_EQ(with("memory.limit=40e9").memory.limit, 40'000'000'000);
 }
 
 TEST(Config, MalformedOverrides) {

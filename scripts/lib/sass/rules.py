@@ -39,8 +39,8 @@ EXEMPTIONS = (
     *(
         Exemption(kernels, access, "what is left of a tensor, less than a vector, has a loop of its own")
         for kernels, access in (
-            (r"^(silu_\w+|cast|adamw)_kernel<", "loads"),
-            (r"^(silu_\w+|cast|adamw)_kernel<", "stores"),
+            (r"^(silu_\w+|cast|adamw|accumulate)_kernel<", "loads"),
+            (r"^(silu_\w+|cast|adamw|accumulate)_kernel<", "stores"),
             (r"^sum_ranges_kernel<", "loads"),
             (r"^cross_entropy_kernel<", "stores"),
         )

@@ -38,6 +38,10 @@ cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device);
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
+/// "0000:00:00.0", in `length` bytes with the final 0.
+cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device);
+cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* id);
+cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaRuntimeGetVersion(int* version);
@@ -87,9 +91,33 @@ cudaError_t cudaEventCreate(cudaEvent_t* event);
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags);
 cudaError_t cudaEventDestroy(cudaEvent_t event);
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream = nullptr);
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream = nullptr,
+                                     unsigned flags = cudaEventRecordDefault);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEvent_t end);
+
+// --- captures and graphs ----------------------------------------------------------------------------------
+/// Kernels, copies, fills, host functions, matrix products and collectives are captured; a stream joins by
+/// waiting for an event that was recorded in the capture. An error in a call that concerns a capture
+/// invalidates it. Stricter than CUDA: copies from or to pageable memory, waits for events never recorded,
+/// and all host waits and queries that cudaThreadExchangeStreamCaptureMode may forbid are errors in a
+/// capture. Destroying a stream that captures invalidates the capture.
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode);
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph);
+cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status);
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id = nullptr);
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode);
+/// cudaErrorNotSupported with flags. An executable graph has a thread, or in seeded mode a queue, per
+/// captured stream.
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                 unsigned long long flags = 0);
+/// cudaErrorNotSupported in a capture: there are no graphs within graphs.
+cudaError_t cudaGraphLaunch(cudaGraphExec_t executable, cudaStream_t stream);
+cudaError_t cudaGraphDestroy(cudaGraph_t graph);
+/// Waits for the launches.
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t executable);
 
 // --- kernels ----------------------------------------------------------------------------------------------
 /// Accepted for any function: limits are checked at launch.

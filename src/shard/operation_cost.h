@@ -1,0 +1,60 @@
+// How long an operation takes on given hardware when nothing shares the machine with it.
+//
+// Goals: enough to compare schedules and policies. Non-goals: how well one kernel runs (what a large copy and
+// a large product reach is taken for all), and the multiprocessors that collectives take from kernels.
+//
+// A kernel takes kernel_s and then as long as its bytes (all that it moves) or, if longer, its floating-point
+// operations; those of kernels that are neither products nor attention cost nothing beyond their bytes.
+//
+// A collective of n ranks sends n - 1 of n parts of the full buffer, an all-reduce twice that, at the group's
+// bus bandwidth: the link's within a node; between nodes that of the group's ranks of a node together, at
+// most the link's. Before that passes the latency of a kernel and of its hops, counted as NCCL's own cost
+// model does (src/graph/tuning.cc). With m nodes: for a gather or reduce-scatter the n - 1 of a ring, of
+// which m - 1 lead to another node; for an all-reduce, up and down a tree over nodes of chains within, twice
+// n/m - 1 and log2(m). Sums of scalars have that latency and no bytes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/dtype.h"
+#include "shard/hardware.h"
+#include "shard/layout.h"
+#include "shard/program.h"
+#include "shard/schedule.h"
+
+namespace minillm::shard {
+
+/// What operations that run at the same time share.
+enum class Resource : uint8_t {
+  kDevice,   ///< multiprocessors and memory: kernels and copies
+  kLink,     ///< collectives within a node
+  kNetwork,  ///< collectives between nodes
+};
+inline constexpr int kResourceCount = 3;
+
+struct OperationCost {
+  Resource resource = Resource::kDevice;
+  double latency_s = 0;    ///< before it uses its resource; what else is in flight does not change it
+  double busy_s = 0;       ///< that it then has all of the resource, or longer with a part of it
+  int64_t wire_bytes = 0;  ///< sent by a rank
+};
+
+/// Whether it is one of the copies that only schedules for comparison have: kCopyIn, kCopyOut, kReduceCopyIn.
+bool is_copy(OpKind kind);
+
+/// `work` is Program::work(operation); for a copy, one kernel with the bytes that it reads and writes; of no
+/// matter for collectives. Throws UsageError for a collective on hardware whose link, or whose network, is
+/// not known; InternalError when layout and schedule are for different numbers of shards.
+OperationCost operation_cost(const Operation& operation, const Schedule& schedule, const Layout& layout,
+                             std::span<const KernelWork> work, const Hardware& hardware,
+                             DType parameter_type);
+
+/// Of all operations of a schedule that a program runs, in its order. Throws InternalError for copies, which
+/// programs know nothing of, and what operation_cost() throws.
+std::vector<OperationCost> operation_costs(const Schedule& schedule, const Layout& layout,
+                                           const Program& program, const Hardware& hardware,
+                                           DType parameter_type);
+
+}  // namespace minillm::shard

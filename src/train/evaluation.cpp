@@ -1,0 +1,96 @@
+#include "train/evaluation.h"
+
+#include <utility>
+
+#include "core/error.h"
+#include "model/eager_memory.h"
+#include "model/parameters.h"
+#include "shard/fsdp2.h"
+
+namespace minillm::train {
+namespace {
+
+using shard::KernelWork;
+using shard::OpKind;
+
+double model_operations(const std::vector<KernelWork>& work) {
+  double flops = 0;
+  for (const KernelWork& kernel : work)
+    if (kernel.unit != KernelWork::Unit::kOther) flops += static_cast<double>(kernel.cost.flops);
+  return flops;
+}
+
+std::vector<shard::OperationCost> fsdp2_costs(const StepPlan& plan, const shard::Hardware& hardware) {
+  const DType type = plan.config.precision.param;
+  std::vector<shard::OperationCost> costs;
+  for (const shard::Operation& operation : plan.schedule.operations) {
+    std::vector<KernelWork> work;
+    if (const int64_t bytes = shard::copy_bytes(operation, *plan.layout, type); bytes > 0)
+      work.push_back({KernelWork::Unit::kOther, {.bytes = bytes}});
+    else if (!shard::is_collective(operation.kind) && !shard::is_copy(operation.kind))
+      work = plan.program->work(operation);
+    costs.push_back(shard::operation_cost(operation, plan.schedule, *plan.layout, work, hardware, type));
+  }
+  return costs;
+}
+
+}  // namespace
+
+double Evaluation::tokens_per_s() const {
+  const config::Train& train = plan.config.train;
+  return static_cast<double>(train.grad_accumulation * train.micro_batch * train.seq_len) / timeline.step_s;
+}
+
+// The head's operation holds its forward pass and twice as much of its backward pass.
+double Evaluation::model_flops() const {
+  double forward = 0;
+  for (const shard::Operation& operation : plan.schedule.operations) {
+    if (operation.kind == OpKind::kForward) forward += model_operations(plan.program->work(operation));
+    if (operation.kind == OpKind::kHeadLoss) forward += model_operations(plan.program->work(operation)) / 3;
+  }
+  return 3 * forward;
+}
+
+double Evaluation::mfu(const shard::Hardware& hardware) const {
+  return hardware.peak_flops_per_s ? model_flops() / timeline.step_s / *hardware.peak_flops_per_s : 0;
+}
+
+Evaluation evaluate(const config::Config& config, const World& world, const shard::Hardware& hardware) {
+  Evaluation result{.policy = config.parallel.policy, .world = world, .plan = make_step_plan(config, world)};
+  const StepPlan& plan = result.plan;
+  result.costs =
+      shard::operation_costs(plan.schedule, *plan.layout, *plan.program, hardware, config.precision.param);
+  result.timeline =
+      shard::simulate(plan.schedule, plan.waits, result.costs, {.graph = config.train.cuda_graph});
+  return result;
+}
+
+Evaluation evaluate_fsdp2(const config::Config& config, const World& world, const shard::Hardware& hardware) {
+  if (config.parallel.policy != "full" && config.parallel.policy != "hybrid")
+    throw UsageError(
+        "policy \"fsdp2\" shards as parallel.policy \"full\" or \"hybrid\" do; parallel.policy is \"" +
+        config.parallel.policy + "\"");
+  config::Config stock = config;
+  stock.memory.recompute = {config::Recompute::kNone};
+  stock.parallel.weight_slots = stock.parallel.gradient_slots = 0;
+  stock.precision.reduce = DType::kFp32;
+  Evaluation result{
+      .policy = "fsdp2", .world = world, .plan = make_step_plan(stock, world, {.deferred_blocks = 0})};
+  StepPlan& plan = result.plan;
+  const config::Train& train = stock.train;
+  const shard::Fsdp2 step = shard::build_fsdp2(
+      *plan.layout,
+      {.replicas = plan.division.replicas,
+       .micro_batches = plan.policy.micro_batches,
+       .clip = plan.policy.clip,
+       .parameter_type = stock.precision.param,
+       .memory = model::eager_memory(stock.model, train.micro_batch * train.seq_len, stock.precision.param)});
+  plan.memory = shard::live_memory(step, *plan.layout);
+  plan.schedule = step.schedule;
+  plan.waits = shard::derive_waits(plan.schedule);
+  result.costs = fsdp2_costs(plan, hardware);
+  result.timeline = shard::simulate(plan.schedule, plan.waits, result.costs);
+  return result;
+}
+
+}  // namespace minillm::train

@@ -1,0 +1,198 @@
+#include "train/policy_search.h"
+
+#include <algorithm>
+#include <array>
+#include <deque>
+#include <set>
+#include <string_view>
+
+#include "core/error.h"
+#include "core/format.h"
+#include "train/evaluation.h"
+#include "train/memory_advice.h"
+
+namespace minillm::train {
+namespace {
+
+using config::Config;
+using config::Recompute;
+
+constexpr std::array kModes = {Recompute::kNone, Recompute::kCheap, Recompute::kBlock};
+
+/// Group sizes of hybrid sharding: the node, and its halves and doubles, that divide the ranks.
+std::vector<int> group_sizes(const World& world) {
+  std::set<int> sizes;
+  for (int size = world.ranks_per_node; size > 1; size /= 2) sizes.insert(size);
+  for (int size = world.ranks_per_node; size < world.ranks && sizes.size() < 8; size *= 2) sizes.insert(size);
+  std::vector<int> list;
+  for (int size : sizes)
+    if (size > 1 && size < world.ranks && world.ranks % size == 0) list.push_back(size);
+  return list;
+}
+
+std::string recompute_text(const Config& config) {
+  const std::vector<Recompute>& modes = config.memory.recompute;
+  if (modes.size() == 1) return name_of(modes.front());
+  const auto first = std::ranges::count(modes, modes.front());
+  return format("%lldx %s, %lldx %s", static_cast<long long>(first), name_of(modes.front()),
+                static_cast<long long>(std::ssize(modes) - first), name_of(modes.back()));
+}
+
+class Search {
+ public:
+  Search(const Config& config, const World& world, const shard::Hardware& hardware, int64_t bytes)
+      : base_(config), world_(world), hardware_(hardware), bytes_(bytes) {}
+
+  PolicySearch run() && {
+    for (const Config& policy : policies())
+      for (Recompute mode : kModes) {
+        Config config = policy;
+        config.memory.recompute = {mode};
+        evaluate_candidate(config);
+      }
+    for (const Config& config : fastest(3)) try_slots(config);
+    if (const Candidate* found = best()) mix_recomputation(found->config);
+    return result();
+  }
+
+ private:
+  std::vector<Config> policies() const {
+    std::vector<Config> list;
+    const auto add = [&](const char* policy, int64_t group_size) {
+      Config config = base_;
+      config.parallel.policy = policy;
+      config.parallel.group_size = group_size;
+      config.parallel.hardware.clear();
+      list.push_back(config);
+    };
+    add("full", 0);
+    if (world_.ranks == 1) return list;
+    add("grads", 0);
+    if (base_.precision.reduce == DType::kFp32) add("replicate", 0);
+    for (int size : group_sizes(world_)) add("hybrid", size);
+    return list;
+  }
+
+  const Candidate& evaluate_candidate(const Config& config) {
+    const Evaluation evaluation = evaluate(config, world_, hardware_);
+    return candidates_.emplace_back(Candidate{.config = config,
+                                              .bytes = evaluation.plan.memory.bytes,
+                                              .step_s = evaluation.timeline.step_s,
+                                              .exposed_comm_s = evaluation.timeline.exposed_comm_s,
+                                              .fits = evaluation.plan.memory.bytes <= bytes_});
+  }
+
+  // Equal times are decided by memory.
+  static bool faster(const Candidate& a, const Candidate& b) {
+    return a.step_s != b.step_s ? a.step_s < b.step_s : a.bytes < b.bytes;
+  }
+
+  const Candidate* best() const {
+    const Candidate* found = nullptr;
+    for (const Candidate& candidate : candidates_)
+      if (candidate.fits && (found == nullptr || faster(candidate, *found))) found = &candidate;
+    return found;
+  }
+
+  std::vector<Config> fastest(size_t count) const {
+    std::vector<const Candidate*> fitting;
+    for (const Candidate& candidate : candidates_)
+      if (candidate.fits) fitting.push_back(&candidate);
+    std::ranges::stable_sort(fitting, [](auto* a, auto* b) { return faster(*a, *b); });
+    std::vector<Config> configs;
+    for (size_t i = 0; i < std::min(count, fitting.size()); ++i) configs.push_back(fitting[i]->config);
+    return configs;
+  }
+
+  // One kind of slot after the other, as long as more of them help.
+  void try_slots(Config config) {
+    const std::string_view policy = config.parallel.policy;
+    const int64_t blocks = config.model.n_layers;
+    if (world_.ranks > 1 && (policy == "full" || policy == "hybrid"))
+      config.parallel.weight_slots = climb(config, &config::Parallel::weight_slots, {3, 4, 6, 8, blocks});
+    climb(config, &config::Parallel::gradient_slots, {3, 4, 8, blocks + 2});
+  }
+
+  int64_t climb(Config config, int64_t config::Parallel::*slots, std::initializer_list<int64_t> counts) {
+    const int64_t most = config.model.n_layers + 2;
+    int64_t chosen = config.parallel.*slots;
+    double fastest = evaluate(config, world_, hardware_).timeline.step_s;
+    for (int64_t count : counts) {
+      if (count > most || count <= chosen) continue;
+      config.parallel.*slots = count;
+      const Candidate& candidate = evaluate_candidate(config);
+      if (!candidate.fits) break;
+      if (candidate.step_s >= fastest) continue;
+      fastest = candidate.step_s;
+      chosen = count;
+    }
+    return chosen;
+  }
+
+  // The first blocks live longest, so they are the ones that keep least.
+  void mix_recomputation(const Config& found) {
+    const Recompute mode = found.memory.recompute.front();
+    if (found.memory.recompute.size() > 1 || mode == Recompute::kNone) return;
+    const auto lighter = mode == Recompute::kBlock ? Recompute::kCheap : Recompute::kNone;
+    const auto with = [&](int64_t heavy_blocks) {
+      Config config = found;
+      config.memory.recompute.assign(static_cast<size_t>(config.model.n_layers), lighter);
+      std::fill_n(config.memory.recompute.begin(), heavy_blocks, mode);
+      return config;
+    };
+    int64_t too_few = 0, enough = found.model.n_layers;
+    while (enough - too_few > 1) {
+      const int64_t middle = (too_few + enough) / 2;
+      (evaluate_candidate(with(middle)).fits ? enough : too_few) = middle;
+    }
+  }
+
+  PolicySearch result() {
+    PolicySearch search;
+    search.candidates.assign(candidates_.begin(), candidates_.end());
+    for (size_t i = 0; i < search.candidates.size(); ++i)
+      if (search.candidates[i].fits &&
+          (!search.best || faster(search.candidates[i], search.candidates[*search.best])))
+        search.best = i;
+    return search;
+  }
+
+  const Config& base_;
+  const World& world_;
+  const shard::Hardware& hardware_;
+  int64_t bytes_;
+  std::deque<Candidate> candidates_;
+};
+
+}  // namespace
+
+std::string PolicySearch::table() const {
+  std::string text = format("  %-10s %6s %8s %8s  %-20s %9s %10s %10s\n", "policy", "group", "weights",
+                            "grads", "recompute", "memory", "step", "exposed");
+  for (size_t i = 0; i < candidates.size(); ++i) {
+    const Candidate& candidate = candidates[i];
+    const config::Parallel& parallel = candidate.config.parallel;
+    const auto slots = [](int64_t count) { return count == 0 ? std::string("-") : std::to_string(count); };
+    text += format("%s %-10s %6s %8s %8s  %-20s %6.2f GB %7.2f ms %7.2f ms%s\n", best == i ? ">" : " ",
+                   parallel.policy.c_str(), slots(parallel.group_size).c_str(),
+                   slots(parallel.weight_slots).c_str(), slots(parallel.gradient_slots).c_str(),
+                   recompute_text(candidate.config).c_str(), static_cast<double>(candidate.bytes) * 1e-9,
+                   candidate.step_s * 1e3, candidate.exposed_comm_s * 1e3,
+                   candidate.fits ? "" : "  does not fit");
+  }
+  return text;
+}
+
+PolicySearch search_policy(const Config& config, const World& world, const shard::Hardware& hardware,
+                           int64_t bytes) {
+  return Search(config, world, hardware, bytes).run();
+}
+
+Config chosen_of(const PolicySearch& search, const World& world, int64_t bytes) {
+  if (search.best) return search.candidates[*search.best].config;
+  const auto least = std::ranges::min_element(search.candidates, {}, &Candidate::bytes);
+  throw MemoryError("no policy fits " + std::to_string(bytes) + " bytes on each device.\n" + search.table() +
+                    advise_on_memory(least->config, world, bytes));
+}
+
+}  // namespace minillm::train

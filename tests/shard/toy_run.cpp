@@ -1,0 +1,85 @@
+#include <cuda_bf16.h>
+
+#include "cuda/check.h"
+#include "toy.h"
+
+namespace minillm::shard {
+namespace {
+
+int shard_of(int rank, const Layout& layout) {
+  return rank % layout.world;
+}
+
+std::vector<float> initial_shard(const Layout& layout, int unit_index, int rank) {
+  const UnitLayout& unit = layout.units[unit_index];
+  std::vector<float> master(static_cast<size_t>(unit.shard_elements));
+  for (const Slice& slice : unit.slices) {
+    const ShardPiece piece = shard_piece(unit, slice, shard_of(rank, layout));
+    for (int64_t i = 0; i < piece.count; ++i)
+      master[static_cast<size_t>(piece.shard_offset + i)] =
+          toy_initial(unit_index, slice.offset + piece.tensor_offset + i);
+  }
+  return master;
+}
+
+// Returns when it is there.
+void initialize(const Layout& layout, const ToyRun& run, std::byte* arena, const MemoryPlan& plan) {
+  for (int u = 0; u < std::ssize(layout.units); ++u) {
+    const std::vector<float> master = initial_shard(layout, u, run.rank);
+    const size_t bytes = master.size() * sizeof(float);
+    cuda::check(cudaMemset(arena + plan.moment1[u], 0, bytes));
+    cuda::check(cudaMemset(arena + plan.moment2[u], 0, bytes));
+    cuda::check(cudaMemcpy(arena + plan.master[u], master.data(), bytes, cudaMemcpyHostToDevice));
+    if (run.type == DType::kFp32) continue;
+    std::vector<__nv_bfloat16> rounded;
+    for (float value : master) rounded.push_back(__float2bfloat16(value));
+    cuda::check(
+        cudaMemcpy(arena + plan.parameter_shard[u], rounded.data(), bytes / 2, cudaMemcpyHostToDevice));
+  }
+  cuda::check(cudaDeviceSynchronize());
+}
+
+std::vector<float> read(const std::byte* from, int64_t elements) {
+  std::vector<float> values(static_cast<size_t>(elements));
+  cuda::check(cudaMemcpy(values.data(), from, values.size() * sizeof(float), cudaMemcpyDeviceToHost));
+  return values;
+}
+
+int shard_slot_of(int unit, const Schedule& schedule) {
+  for (const Operation& operation : schedule.operations)
+    if (operation.kind == OpKind::kUpdate && operation.unit == unit) return operation.shard_slot;
+  return -1;
+}
+
+}  // namespace
+
+ToyResult run_toy(const Layout& layout, const ToyRun& run, const std::vector<std::vector<Wait>>* waits) {
+  ToyProgram program(layout, run.policy, run.rank, run.type, run.steps);
+  const Schedule schedule = build_schedule(layout, program, run.policy);
+  const std::vector<std::vector<Wait>> derived = derive_waits(schedule);
+  const MemoryPlan plan = plan_memory(schedule, derived, layout, program, run.type);
+  const cuda::DeviceMemory arena(plan.bytes);
+  initialize(layout, run, arena.data(), plan);
+  Executor executor(schedule, layout, plan, waits != nullptr ? *waits : derived, program, run.communicators,
+                    arena.data(), run.type, run.launch);
+  for (int step = 0; step < run.steps; ++step) {
+    if (step == run.restart_at) {
+      executor.synchronize();
+      initialize(layout, run, arena.data(), plan);
+      executor.weights_changed();
+    }
+    executor.step();
+  }
+  executor.synchronize();
+
+  ToyResult result{program.history(), {}, {}};
+  for (int u = 0; u < std::ssize(layout.units); ++u) {
+    const int64_t elements = layout.units[u].shard_elements;
+    result.masters.push_back(read(arena.data() + plan.master[u], elements));
+    if (run.policy.keep_gradients)
+      result.gradients.push_back(read(arena.data() + plan.shard_slot[shard_slot_of(u, schedule)], elements));
+  }
+  return result;
+}
+
+}  // namespace minillm::shard
