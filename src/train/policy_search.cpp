@@ -2,9 +2,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <deque>
+#include <optional>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "core/error.h"
 #include "core/format.h"
@@ -17,6 +20,7 @@ namespace {
 using config::Config;
 using config::Recompute;
 
+constexpr double kHardlySlower = 1e-3;  // what a model of the hardware cannot tell apart
 constexpr std::array kModes = {Recompute::kNone, Recompute::kCheap, Recompute::kBlock};
 
 /// Group sizes of hybrid sharding: the node, and its halves and doubles, that divide the ranks.
@@ -51,7 +55,7 @@ class Search {
         evaluate_candidate(config);
       }
     for (const Config& config : fastest(3)) try_slots(config);
-    if (const Candidate* found = best()) mix_recomputation(found->config);
+    if (const auto found = best()) mix_recomputation(Config(candidates_[*found].config));
     return result();
   }
 
@@ -82,23 +86,29 @@ class Search {
                                               .fits = evaluation.plan.memory.bytes <= bytes_});
   }
 
-  // Equal times are decided by memory.
-  static bool faster(const Candidate& a, const Candidate& b) {
-    return a.step_s != b.step_s ? a.step_s < b.step_s : a.bytes < b.bytes;
-  }
-
-  const Candidate* best() const {
-    const Candidate* found = nullptr;
-    for (const Candidate& candidate : candidates_)
-      if (candidate.fits && (found == nullptr || faster(candidate, *found))) found = &candidate;
-    return found;
+  // The index of the fastest that fits; of those that are hardly slower, the one that needs least memory.
+  std::optional<size_t> best() const {
+    const auto best_by = [&](auto key, double limit) {
+      std::optional<size_t> found;
+      for (size_t i = 0; i < candidates_.size(); ++i) {
+        const Candidate& candidate = candidates_[i];
+        if (candidate.fits && candidate.step_s <= limit &&
+            (!found || key(candidate) < key(candidates_[*found])))
+          found = i;
+      }
+      return found;
+    };
+    const auto fastest = best_by([](const Candidate& c) { return c.step_s; }, HUGE_VAL);
+    if (!fastest) return fastest;
+    return best_by([](const Candidate& c) { return c.bytes; },
+                   candidates_[*fastest].step_s * (1 + kHardlySlower));
   }
 
   std::vector<Config> fastest(size_t count) const {
     std::vector<const Candidate*> fitting;
     for (const Candidate& candidate : candidates_)
       if (candidate.fits) fitting.push_back(&candidate);
-    std::ranges::stable_sort(fitting, [](auto* a, auto* b) { return faster(*a, *b); });
+    std::ranges::stable_sort(fitting, {}, [](const Candidate* c) { return std::pair(c->step_s, c->bytes); });
     std::vector<Config> configs;
     for (size_t i = 0; i < std::min(count, fitting.size()); ++i) configs.push_back(fitting[i]->config);
     return configs;
@@ -122,7 +132,7 @@ class Search {
       config.parallel.*slots = count;
       const Candidate& candidate = evaluate_candidate(config);
       if (!candidate.fits) break;
-      if (candidate.step_s >= fastest) continue;
+      if (candidate.step_s * (1 + kHardlySlower) >= fastest) continue;
       fastest = candidate.step_s;
       chosen = count;
     }
@@ -147,14 +157,8 @@ class Search {
     }
   }
 
-  PolicySearch result() {
-    PolicySearch search;
-    search.candidates.assign(candidates_.begin(), candidates_.end());
-    for (size_t i = 0; i < search.candidates.size(); ++i)
-      if (search.candidates[i].fits &&
-          (!search.best || faster(search.candidates[i], search.candidates[*search.best])))
-        search.best = i;
-    return search;
+  PolicySearch result() const {
+    return {.candidates = {candidates_.begin(), candidates_.end()}, .best = best()};
   }
 
   const Config& base_;

@@ -23,7 +23,8 @@ struct Candidate {
 
 struct PolicySearch {
   std::vector<Candidate> candidates;  ///< in the order in which they were tried
-  std::optional<size_t> best;         ///< the fastest that fits; empty: none does
+  /// The fastest that fits, or one that is hardly slower (0.1 %) and needs least memory; empty: none fits.
+  std::optional<size_t> best;
 
   /// All candidates, the best one marked: one line each, for people.
   std::string table() const;
