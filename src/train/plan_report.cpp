@@ -27,8 +27,10 @@ std::string pad(const std::string& text, int columns) {
 
 std::string recompute_text(const config::Config& config) {
   std::string text;
-  for (const config::Recompute mode : config.memory.recompute)
-    text += (text.empty() ? "" : ",") + std::string(name_of(mode));
+  for (const config::Recompute mode : config.memory.recompute) {
+    if (!text.empty()) text += ",";
+    text += name_of(mode);
+  }
   return text;
 }
 

@@ -81,6 +81,7 @@ case $name in
   minillm.train)
     loss=4.${offset}00
     [[ " $ACT " != *" losses=nan "* ]] || loss=null
+    [[ " $ACT " != *" losses=graph "* || " $* " != *" train.cuda_graph=true "* ]] || loss=4.001
     while (($# > 0)); do
       case $1 in --log-dir) folder=$2 ;; train.steps=*) steps=${1#*=} ;; esac
       shift
@@ -195,6 +196,8 @@ test_failures() {
   act="losses=nan" gpu_check 1 --build "$kit" --stages build,ranks,train
   says "of 7 failed losses.2 (exit code 1), losses.4 (exit code 1)"
   says "train: a loss or a gradient norm is not finite"
+  act="losses=graph" gpu_check 1 --build "$kit" --stages build,train
+  says "train: losses differ with train.cuda_graph"
 }
 
 test_what_is_missing() {

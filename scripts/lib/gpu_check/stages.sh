@@ -213,19 +213,22 @@ stage_bench() {
 values() { sed -n "s/.*\"$1\":\([^,}]*\).*/\1/p" "$2"; }
 
 stage_train() {
-  local steps=20 file=$work/train/metrics.jsonl
+  local steps=20 file=$work/train/metrics.jsonl graph=$work/graph/metrics.jsonl
   need_kit
-  rm -rf "$work/train"
+  rm -rf "$work/train" "$work/graph"
   run "$work/minillm" train "$config" --set "train.steps=$steps" --set 'checkpoint.dir=""' --log-dir "$work/train"
+  run "$work/minillm" train "$config" --set "train.steps=$steps" --set 'checkpoint.dir=""' --log-dir "$work/graph" \
+    --set train.cuda_graph=true
   [[ -z $dry ]] || return 0
   cp "$file" "$out/train.jsonl"
   [[ $(wc -l <"$file") == "$steps" ]] || fail "metrics.jsonl has $(wc -l <"$file") steps instead of $steps"
   ! grep -qE '"loss":null|"skipped":true' "$file" || fail "a loss or a gradient norm is not finite"
+  [[ $(values loss "$file") == "$(values loss "$graph")" ]] || fail "losses differ with train.cuda_graph"
   # Of the last steps: the first ones choose matrix products and warm up.
   remark "loss $(values loss "$file" | sed -n '1p') to $(values loss "$file" | tail -n 1), median of the last ten steps \
 $(values step_s "$file" | tail -n 10 | sort -g | sed -n 5p) s, \
 $(values tokens_per_s_per_gpu "$file" | tail -n 10 | sort -g | sed -n 5p) tokens/s, \
-peak $(values peak_vram_bytes "$file" | tail -n 1) bytes"
+as a CUDA graph $(values step_s "$graph" | tail -n 10 | sort -g | sed -n 5p) s, peak $(values peak_vram_bytes "$file" | tail -n 1) bytes"
 }
 
 stage_shared() {
