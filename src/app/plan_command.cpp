@@ -23,7 +23,7 @@ struct Arguments {
   std::vector<std::string> overrides;
   int world = 1;
   int group = 0;
-  std::string policy, gpu = "h100", hardware, trace;
+  std::string policy, gpu, hardware, trace;
   double network_gb_per_s = 0;
   int ranks_per_node = 0;
   bool json = false, schedule = false;
@@ -31,9 +31,15 @@ struct Arguments {
 
 constexpr double kNetworkLatency = 1e-5;  // of hardware that comes without: what small messages take, about
 
-shard::Hardware choose_hardware(const Arguments& arguments) {
-  shard::Hardware hardware = arguments.hardware.empty() ? shard::hardware_by_name(arguments.gpu)
-                                                        : shard::load_hardware(arguments.hardware);
+// What the command line names, else what "auto" would take in a run, else a default.
+shard::Hardware named_hardware(const Arguments& arguments, const std::string& of_config) {
+  if (!arguments.hardware.empty()) return shard::load_hardware(arguments.hardware);
+  if (!arguments.gpu.empty()) return shard::hardware_by_name(arguments.gpu);
+  return shard::find_hardware(of_config.empty() ? "h100" : of_config);
+}
+
+shard::Hardware choose_hardware(const Arguments& arguments, const std::string& of_config) {
+  shard::Hardware hardware = named_hardware(arguments, of_config);
   if (arguments.network_gb_per_s > 0) {
     if (!hardware.network) hardware.network = shard::Network{.latency_s = kNetworkLatency};
     hardware.network->bytes_per_s = arguments.network_gb_per_s * 1e9;
@@ -58,14 +64,14 @@ config::Config load_config(const Arguments& arguments) {
 }
 
 void plan(const Arguments& arguments) {
-  const shard::Hardware hardware = choose_hardware(arguments);
   config::Config config = load_config(arguments);
+  const shard::Hardware hardware = choose_hardware(arguments, config.parallel.hardware);
   const train::World world{arguments.world,
                            hardware.link ? static_cast<int>(hardware.link->ranks) : arguments.world};
   if (config.parallel.policy == "auto") {
-    const int64_t bytes = config.memory.limit > 0 ? config.memory.limit : hardware.memory_bytes;
+    const int64_t bytes = train::available_bytes(config, hardware);
     const train::PolicySearch search = train::search_policy(config, world, hardware, bytes);
-    if (!arguments.json) std::cout << search.table() << "\n";
+    if (search.best && !arguments.json) std::cout << search.table() << "\n";
     config = train::chosen_of(search, world, bytes);
   }
   const bool fsdp2 = arguments.policy == "fsdp2";
@@ -92,7 +98,7 @@ void plan(const Arguments& arguments) {
   if (peer) columns.push_back(&*peer);
   std::cout << train::plan_header(own, hardware) << "\n" << train::plan_table(columns, hardware) << "\n";
   if (arguments.schedule) std::cout << train::schedule_listing(own) << "\n";
-  std::cout << shard::draw_lanes(own.plan.schedule, own.timeline);
+  std::cout << shard::draw_lanes(own.plan.schedule, own.timeline, own.plan.layout->unit_names());
 }
 
 std::string footer() {
@@ -100,8 +106,7 @@ std::string footer() {
   for (const std::string& name : shard::hardware_names()) names += " " + name;
   return "Hardware that is known by name:" + names +
          ".\nTimes are a model's: what large copies, products and collectives reach, shared by what runs at "
-         "the "
-         "same time.";
+         "the same time.";
 }
 
 }  // namespace
@@ -132,7 +137,8 @@ void add_plan_command(CLI::App& app) {
       ->check(CLI::Range(1, 1 << 20))
       ->type_name("K");
   CLI::Option* const gpu =
-      command->add_option("--gpu", arguments->gpu, "Hardware by name, default h100")->type_name("NAME");
+      command->add_option("--gpu", arguments->gpu, "Hardware by name, default: parallel.hardware, else h100")
+          ->type_name("NAME");
   command
       ->add_option("--hardware", arguments->hardware,
                    "Hardware from a file, also one of minillm bench --json")
@@ -148,11 +154,11 @@ void add_plan_command(CLI::App& app) {
                    "Ranks of a node, instead of the hardware's")
       ->check(CLI::Range(1, 1 << 16))
       ->type_name("N");
-  command->add_flag("--schedule", arguments->schedule,
-                    "Lists the operations with their times, slots and waits");
+  CLI::Option* const schedule = command->add_flag("--schedule", arguments->schedule,
+                                                  "Lists the operations with their times, slots and waits");
   command->add_option("--trace", arguments->trace, "Writes the timeline for chrome://tracing or Perfetto")
       ->type_name("FILE");
-  command->add_flag("--json", arguments->json, "Prints numbers only, as JSON");
+  command->add_flag("--json", arguments->json, "Prints numbers only, as JSON")->excludes(schedule);
   command->footer(footer());
   command->callback([arguments] { plan(*arguments); });
 }

@@ -150,6 +150,11 @@ Hardware load_hardware(const std::string& path) {
   return parse_hardware(text.str(), path);
 }
 
+Hardware find_hardware(const std::string& name_or_path) {
+  const bool path = name_or_path.find_first_of("./") != std::string::npos;
+  return path ? load_hardware(name_or_path) : hardware_by_name(name_or_path);
+}
+
 Hardware parse_hardware(std::string_view text, const std::string& name) {
   const Json document = config::parse_strict_json(text, name);
   // A report of `minillm bench` is about more than the hardware; its cases tell it from a description.

@@ -50,7 +50,11 @@ Hardware hardware_by_name(std::string_view name);
 /// missing or unknown, and rates that are not above 0.
 Hardware load_hardware(const std::string& path);
 
-/// The same from text; `name` stands for the file in errors.
+/// What parallel.hardware is: the path of a file where it has a full stop or a slash, else a name. Throws as
+/// load_hardware() and hardware_by_name().
+Hardware find_hardware(const std::string& name_or_path);
+
+/// As load_hardware(), from text; `name` stands for the file in errors.
 Hardware parse_hardware(std::string_view text, const std::string& name);
 
 /// The JSON object that parse_hardware() reads.

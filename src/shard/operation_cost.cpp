@@ -57,10 +57,9 @@ int64_t wire_bytes(const Operation& operation, const Layout& layout, const Sched
 }
 
 [[noreturn]] void throw_unknown(const Hardware& hardware, const Operation& operation, const char* key,
-                                const char* what, const char* example) {
+                                const char* what, const char* remedy) {
   throw UsageError("hardware '" + hardware.name + "': '" + name_of(operation.kind) + "' needs to know " +
-                   what + ", and '" + key + "' is not given; add \"" + key + "\": " + example +
-                   " with its figures to the description");
+                   what + ", and '" + key + "' is not given; " + remedy);
 }
 
 OperationCost collective_cost(const Operation& operation, const Schedule& schedule, const Layout& layout,
@@ -68,13 +67,16 @@ OperationCost collective_cost(const Operation& operation, const Schedule& schedu
   const Group group = group_of(operation.kind, schedule);
   if (group.ranks == 1) return {};
   if (!hardware.link || hardware.link->bytes_per_s <= 0)
-    throw_unknown(hardware, operation, "link", "how the ranks of a node are connected",
-                  R"({"latency_s": …, "bytes_per_s": …, "ranks": …})");
+    throw_unknown(
+        hardware, operation, "link", "how the ranks of a node are connected",
+        R"(add "link": {"latency_s": …, "bytes_per_s": …, "ranks": …} with its figures to the description)");
   const int64_t within = ranks_within_node(group, schedule.world(), hardware.link->ranks);
   const int64_t nodes = ceil_div(group.ranks, within);
   if (nodes > 1 && (!hardware.network || hardware.network->bytes_per_s <= 0))
-    throw_unknown(hardware, operation, "network", "how nodes are connected",
-                  R"({"latency_s": …, "bytes_per_s": …})");
+    throw_unknown(
+        hardware, operation, "network", "how nodes are connected",
+        R"(add "network": {"latency_s": …, "bytes_per_s": …} with its figures to the description, or pass )"
+        "--network to minillm plan");
 
   const Network network = nodes > 1 ? *hardware.network : Network{};
   const bool all_reduce = is_all_reduce(operation.kind);

@@ -61,9 +61,12 @@ Timeline simulate(const Schedule& schedule, const std::vector<std::vector<Wait>>
                   const std::vector<OperationCost>& costs, const SimulationOptions& options = {});
 
 /// The time line as text of at most `columns` + 10 columns: for each stream that has operations a line with a
-/// letter for what runs, below it the last digit of its unit; a scale, a legend, and how much communication
-/// is exposed. A column shows what takes most of it, and nothing where the stream is idle for most of it.
-std::string draw_lanes(const Schedule& schedule, const Timeline& timeline, int columns = 100);
+/// letter for what runs, below it its unit; a scale, a legend, and how much communication is exposed. A
+/// column shows what takes most of it, a colon where the stream is idle for most of it, and a full stop where
+/// it does nothing. A unit is the last digit of its name, or the name's first letter as a capital; without
+/// names the last digit of its number.
+std::string draw_lanes(const Schedule& schedule, const Timeline& timeline,
+                       const std::vector<std::string>& unit_names, int columns = 100);
 
 /// The same for chrome://tracing and Perfetto, as JSON: a thread per stream, an event per operation with its
 /// unit, slots, bytes and waits, and an arrow for each wait within the step.

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <map>
 
@@ -9,7 +10,8 @@
 namespace minillm::shard {
 namespace {
 
-constexpr char kIdle = '.';
+constexpr char kIdle = '.', kBrief = ':';
+constexpr double kRounding = 1e-6;  // of a column: not even brief
 constexpr int kLabelColumns = 10;
 
 char letter_of(OpKind kind) {
@@ -76,9 +78,28 @@ const char* meaning_of(char letter) {
       return "update";
     case 'k':
       return "copy";
+    case kBrief:
+      return "less than half a column";
     default:
       return "scalars";
   }
+}
+
+char letter_of_unit(int unit, const std::vector<std::string>& names) {
+  const auto u = static_cast<size_t>(unit);
+  const std::string name = u < names.size() && !names[u].empty() ? names[u] : std::to_string(unit);
+  const auto last = static_cast<unsigned char>(name.back()), first = static_cast<unsigned char>(name.front());
+  return static_cast<char>(std::isdigit(last) ? last : std::toupper(first));
+}
+
+/// "unit: last digit, E embedding, H head".
+std::string unit_legend(const std::vector<std::string>& names) {
+  std::string text = "unit: last digit";
+  for (const std::string& name : names) {
+    if (name.empty() || std::isdigit(static_cast<unsigned char>(name.back()))) continue;
+    text += std::string(", ") + letter_of_unit(0, {name}) + " " + name;
+  }
+  return text;
 }
 
 /// What a stream does in one column.
@@ -134,7 +155,8 @@ std::string scale(double step_s, int columns) {
 
 }  // namespace
 
-std::string draw_lanes(const Schedule& schedule, const Timeline& timeline, int columns) {
+std::string draw_lanes(const Schedule& schedule, const Timeline& timeline,
+                       const std::vector<std::string>& unit_names, int columns) {
   constexpr int kFewestColumns = 40;
   if (columns < kFewestColumns || timeline.operations.size() != schedule.operations.size())
     throw InternalError("draw_lanes: " + std::to_string(columns) + " columns for " +
@@ -146,9 +168,9 @@ std::string draw_lanes(const Schedule& schedule, const Timeline& timeline, int c
     const auto stream = static_cast<StreamId>(s);
     std::string letters, units;
     for (const Column& column : columns_of(schedule, timeline, stream, columns)) {
-      const Operation* const shown = column.busy >= 0.5 ? column.operation : nullptr;
-      letters += shown ? letter_of(shown->kind) : kIdle;
-      units += shown && shown->unit >= 0 ? static_cast<char>('0' + shown->unit % 10) : ' ';
+      const Operation* const shown = column.busy > kRounding ? column.operation : nullptr;
+      letters += !shown ? kIdle : column.busy >= 0.5 ? letter_of(shown->kind) : kBrief;
+      units += shown && shown->unit >= 0 ? letter_of_unit(shown->unit, unit_names) : ' ';
       if (shown) legend[letters.back()] = meaning_of(letters.back());
     }
     if (letters.empty()) continue;
@@ -165,7 +187,7 @@ std::string draw_lanes(const Schedule& schedule, const Timeline& timeline, int c
     }
     line += entry;
   }
-  text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n" + label("") + unit_legend(unit_names) + "\n";
   return text +
          format("step %.3f ms: kernels run for %.3f ms, communication is exposed for %.3f ms (%.1f%%)\n",
                 timeline.step_s * 1e3, timeline.compute_s * 1e3, timeline.exposed_comm_s * 1e3,

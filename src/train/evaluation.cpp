@@ -1,5 +1,6 @@
 #include "train/evaluation.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/error.h"
@@ -32,6 +33,24 @@ std::vector<shard::OperationCost> fsdp2_costs(const StepPlan& plan, const shard:
     costs.push_back(shard::operation_cost(operation, plan.schedule, *plan.layout, work, hardware, type));
   }
   return costs;
+}
+
+/// The configuration that FSDP2's plan is made from, and what of the given one it goes without.
+config::Config stock_of(const config::Config& config, std::vector<std::string>& left_out) {
+  config::Config stock = config;
+  const auto leave_out = [&](auto& member, const auto& value, const char* key) {
+    if (member == value) return;
+    member = value;
+    left_out.emplace_back(key);
+  };
+  leave_out(stock.memory.recompute, std::vector{config::Recompute::kNone}, "memory.recompute");
+  leave_out(stock.parallel.weight_slots, 0, "parallel.weight_slots");
+  leave_out(stock.parallel.gradient_slots, 0, "parallel.gradient_slots");
+  leave_out(stock.parallel.reduce_every_micro_batch, true, "parallel.reduce_every_micro_batch");
+  leave_out(stock.precision.reduce, DType::kFp32, "precision.reduce");
+  leave_out(stock.precision.moments, DType::kFp32, "precision.moments");
+  leave_out(stock.train.cuda_graph, false, "train.cuda_graph");
+  return stock;
 }
 
 }  // namespace
@@ -70,12 +89,12 @@ Evaluation evaluate_fsdp2(const config::Config& config, const World& world, cons
     throw UsageError(
         "policy \"fsdp2\" shards as parallel.policy \"full\" or \"hybrid\" do; parallel.policy is \"" +
         config.parallel.policy + "\"");
-  config::Config stock = config;
-  stock.memory.recompute = {config::Recompute::kNone};
-  stock.parallel.weight_slots = stock.parallel.gradient_slots = 0;
-  stock.precision.reduce = DType::kFp32;
-  Evaluation result{
-      .policy = "fsdp2", .world = world, .plan = make_step_plan(stock, world, {.deferred_blocks = 0})};
+  std::vector<std::string> left_out;
+  const config::Config stock = stock_of(config, left_out);
+  Evaluation result{.policy = "fsdp2",
+                    .world = world,
+                    .plan = make_step_plan(stock, world, {.deferred_blocks = 0}),
+                    .left_out = std::move(left_out)};
   StepPlan& plan = result.plan;
   const config::Train& train = stock.train;
   const shard::Fsdp2 step = shard::build_fsdp2(
@@ -91,6 +110,11 @@ Evaluation evaluate_fsdp2(const config::Config& config, const World& world, cons
   result.costs = fsdp2_costs(plan, hardware);
   result.timeline = shard::simulate(plan.schedule, plan.waits, result.costs);
   return result;
+}
+
+int64_t available_bytes(const config::Config& config, const shard::Hardware& hardware) {
+  return config.memory.limit > 0 ? std::min(config.memory.limit, hardware.memory_bytes)
+                                 : hardware.memory_bytes;
 }
 
 }  // namespace minillm::train

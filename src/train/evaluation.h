@@ -1,6 +1,7 @@
 // A step of a configuration on hardware that is not there: its plan, and when each operation would run.
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,7 @@ struct Evaluation {
   StepPlan plan;  ///< of "fsdp2": its schedule, waits and live memory, and our program for its kernels
   std::vector<shard::OperationCost> costs = {};
   shard::Timeline timeline = {};
+  std::vector<std::string> left_out = {};  ///< keys of settings that "fsdp2" goes without
 
   double tokens_per_s() const;  ///< of a rank
   /// Floating-point operations of a step of one rank that any implementation needs: three forward passes.
@@ -29,8 +31,12 @@ struct Evaluation {
 Evaluation evaluate(const config::Config& config, const World& world, const shard::Hardware& hardware);
 
 /// The same for PyTorch FSDP2 with our kernels (shard/fsdp2.h): full sharding, or, where `config` says
-/// hybrid, HSDP. Nothing is computed again. Throws UsageError for what FSDP2's plan does not have: other
-/// policies.
+/// hybrid, HSDP. Settings that FSDP2's plan does not have (recomputation, numbers of slots, other precisions
+/// than fp32 for reductions and moments, keeping unreduced gradients, CUDA graphs) are left out and listed.
+/// Throws UsageError for other policies.
 Evaluation evaluate_fsdp2(const config::Config& config, const World& world, const shard::Hardware& hardware);
+
+/// What a plan may take: memory.limit, at most the memory of the device.
+int64_t available_bytes(const config::Config& config, const shard::Hardware& hardware);
 
 }  // namespace minillm::train

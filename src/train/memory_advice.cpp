@@ -21,7 +21,7 @@ bool change(T& member, const T& value) {
 
 // From what costs nothing to what costs most: slots beyond two, weights and replicas that need not be kept,
 // then computing again, then the precision of moments.
-std::vector<Saving> savings(const World& world) {
+std::vector<Saving> savings(const config::Config& config, const World& world) {
   using config::Config;
   using config::Recompute;
   std::vector<Saving> list = {
@@ -39,7 +39,9 @@ std::vector<Saving> savings(const World& world) {
       {"parallel.reduce_every_micro_batch=true",
        [](Config& c) { return change(c.parallel.reduce_every_micro_batch, true); }}};
   if (world.ranks > 1)
-    list.push_back({"parallel.policy=full", [](Config& c) {
+    list.push_back({config.parallel.group_size > 0 ? "parallel.policy=full --set parallel.group_size=0"
+                                                   : "parallel.policy=full",
+                    [](Config& c) {
                       c.parallel.group_size = 0;
                       return change(c.parallel.policy, std::string("full"));
                     }});
@@ -59,7 +61,7 @@ bool fits(const config::Config& config, const World& world, int64_t bytes) {
 // Each saving alone, in the order of their cost; then together, one more each time, and without those that
 // turn out not to be needed.
 std::string cheapest_settings(const config::Config& config, const World& world, int64_t bytes) {
-  const std::vector<Saving> all = savings(world);
+  const std::vector<Saving> all = savings(config, world);
   for (const Saving& saving : all) {
     config::Config changed = config;
     if (saving.apply(changed) && fits(changed, world, bytes)) return "--set " + saving.text;

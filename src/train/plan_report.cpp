@@ -1,10 +1,12 @@
 #include "train/plan_report.h"
 
+#include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <vector>
 
 #include "core/format.h"
+#include "train/memory_advice.h"
 
 namespace minillm::train {
 namespace {
@@ -25,13 +27,53 @@ std::string pad(const std::string& text, int columns) {
   return format("%*s", columns, text.c_str());
 }
 
-std::string recompute_text(const config::Config& config) {
+std::string joined(const std::vector<std::string>& items, const char* separator) {
   std::string text;
-  for (const config::Recompute mode : config.memory.recompute) {
-    if (!text.empty()) text += ",";
-    text += name_of(mode);
+  for (const std::string& item : items) {
+    if (!text.empty()) text += separator;
+    text += item;
   }
   return text;
+}
+
+std::string recompute_text(const config::Config& config) {
+  std::vector<std::string> modes;
+  for (const config::Recompute mode : config.memory.recompute) modes.emplace_back(name_of(mode));
+  return joined(modes, ",");
+}
+
+/// "1 rank", "2 ranks".
+std::string counted(int64_t count, const std::string& what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
+std::string slots_lines(const StepPlan& plan) {
+  const shard::Schedule& schedule = plan.schedule;
+  std::string text = "weights in place, no gathers\n";
+  if (!schedule.weight_slots.empty()) {
+    const int64_t of_blocks = std::ranges::count(schedule.weight_slots, 0, &shard::Slot::group);
+    text = "weight slots: " + std::to_string(of_blocks) + " for blocks, " +
+           std::to_string(std::ssize(schedule.weight_slots) - of_blocks) + " for embedding and head\n";
+  }
+  const int64_t slots =
+      std::ssize(schedule.gradient_slots.empty() ? schedule.shard_slots : schedule.gradient_slots);
+  const int deferred = plan.policy.deferred_blocks, own = deferred > 0 ? deferred + 1 : 0;
+  text += "gradient slots: " + std::to_string(slots - own);
+  if (own > 0)
+    text += ", " + std::to_string(own) + " more for " + counted(deferred, "deferred block") +
+            " and the embedding";
+  return text + "\n";
+}
+
+/// What a reader of the table has to know beside it.
+std::string remarks(const Evaluation& own, const Evaluation& peer, const shard::Hardware& hardware) {
+  std::string text;
+  if (!peer.left_out.empty()) text = peer.policy + " goes without " + joined(peer.left_out, ", ") + "\n";
+  const int64_t available = available_bytes(own.plan.config, hardware);
+  if (own.plan.memory.bytes <= available) return text;
+  text += own.policy + " does not fit.";
+  if (own.policy != "fsdp2") text.append(" ").append(advise_on_memory(own.plan.config, own.world, available));
+  return text + "\n";
 }
 
 double share(double part, double whole) {
@@ -47,6 +89,7 @@ Json numbers(const Evaluation& evaluation, const shard::Hardware& hardware) {
   document["shards"] = plan.division.shards;
   document["replicas"] = plan.division.replicas;
   document["memory"]["peak_bytes"] = plan.memory.bytes;
+  document["memory"]["available_bytes"] = available_bytes(plan.config, hardware);
   for (const shard::Purpose purpose : shard::kPurposes)
     document["memory"]["by_purpose"][name_of(purpose)] = plan.memory.peak_bytes(purpose);
   document["comm"]["bytes_per_rank"] = {{"all_gather", timeline.wire_bytes.gather},
@@ -57,6 +100,7 @@ Json numbers(const Evaluation& evaluation, const shard::Hardware& hardware) {
                       {"exposed_comm_s", timeline.exposed_comm_s}};
   document["tokens_per_s_per_gpu"] = evaluation.tokens_per_s();
   document["mfu"] = hardware.peak_flops_per_s ? Json(evaluation.mfu(hardware)) : Json();
+  if (evaluation.policy == "fsdp2") document["left_out"] = evaluation.left_out;
   return document;
 }
 
@@ -68,16 +112,17 @@ std::string plan_header(const Evaluation& evaluation, const shard::Hardware& har
   const auto count = [](int64_t value) { return std::to_string(value); };
   std::string text =
       count(plan.layout->elements()) + " parameters in " + std::string(name_of(plan.config.precision.param)) +
-      ", " + count(train.grad_accumulation) + " x " + count(train.micro_batch) + " x " +
-      count(train.seq_len) + " tokens per rank and step; " + count(evaluation.world.ranks) + " ranks, " +
-      count(evaluation.world.ranks_per_node) + " per node; " + hardware.name + "\n";
-  text += "policy " + evaluation.policy + ": " + count(plan.division.shards) + " ranks share a model, " +
-          count(plan.division.replicas) + (plan.division.replicas == 1 ? " copy" : " copies");
+      "; " + count(train.grad_accumulation) + " x " + count(train.micro_batch) + " x " +
+      count(train.seq_len) + " tokens per rank and step\n" + hardware.name + ": " +
+      counted(evaluation.world.ranks, "rank") + ", " +
+      count(std::min(evaluation.world.ranks, evaluation.world.ranks_per_node)) + " per node\npolicy " +
+      evaluation.policy + ": " +
+      (plan.division.replicas == 1 ? "1 copy of the model on "
+                                   : count(plan.division.replicas) + " copies of the model, each on ") +
+      counted(plan.division.shards, "rank");
   if (evaluation.policy == "fsdp2") return text + "\n";
-  return text + "; " + count(std::ssize(plan.schedule.weight_slots)) + " weight slots, " +
-         count(std::ssize(plan.schedule.gradient_slots)) + " gradient slots, " +
-         count(plan.policy.deferred_blocks) + " deferred blocks; recompute " + recompute_text(plan.config) +
-         "; logits of " + count(train.head_chunk) + " rows at a time\n";
+  return text + "; recompute " + recompute_text(plan.config) + "; logits of " + count(train.head_chunk) +
+         " rows at a time\n" + slots_lines(plan);
 }
 
 std::string plan_table(std::span<const Evaluation* const> evaluations, const shard::Hardware& hardware) {
@@ -88,10 +133,11 @@ std::string plan_table(std::span<const Evaluation* const> evaluations, const sha
     text += "\n";
   };
   row("", [](const Evaluation& e) { return e.policy; });
-  text += "memory\n";
+  text += "memory, each purpose at its own peak\n";
   for (const shard::Purpose purpose : shard::kPurposes)
     row(name_of(purpose), [&](const Evaluation& e) { return megabytes(e.plan.memory.peak_bytes(purpose)); });
   row("peak", [](const Evaluation& e) { return megabytes(e.plan.memory.bytes); });
+  row("available", [&](const Evaluation& e) { return megabytes(available_bytes(e.plan.config, hardware)); });
   text += "sent by a rank per step\n";
   row("all-gather", [](const Evaluation& e) { return megabytes(e.timeline.wire_bytes.gather); });
   row("reduce-scatter", [](const Evaluation& e) { return megabytes(e.timeline.wire_bytes.reduce_scatter); });
@@ -105,7 +151,7 @@ std::string plan_table(std::span<const Evaluation* const> evaluations, const sha
   row("tokens/s per GPU", [](const Evaluation& e) { return format("%.1fk", e.tokens_per_s() * 1e-3); });
   if (hardware.peak_flops_per_s)
     row("MFU", [&](const Evaluation& e) { return format("%.1f %%", 100 * e.mfu(hardware)); });
-  return text;
+  return text + remarks(*evaluations.front(), *evaluations.back(), hardware);
 }
 
 std::string schedule_listing(const Evaluation& evaluation) {

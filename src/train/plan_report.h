@@ -10,10 +10,11 @@
 
 namespace minillm::train {
 
-/// One line on the model, the ranks and the hardware, one on how the step is ordered.
+/// Lines on the model and the hardware, on how the step is ordered, and on slots.
 std::string plan_header(const Evaluation& evaluation, const shard::Hardware& hardware);
 
-/// Memory by purpose, bytes on the wire, times: a column for each evaluation.
+/// Memory by purpose, bytes on the wire, times: a column for each evaluation. Below it what the last one goes
+/// without, and what to change where the first does not fit.
 std::string plan_table(std::span<const Evaluation* const> evaluations, const shard::Hardware& hardware);
 
 /// The operations in the order of issue: stream, what and where, and what each waits for.

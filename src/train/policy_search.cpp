@@ -42,6 +42,14 @@ std::string recompute_text(const Config& config) {
                 static_cast<long long>(std::ssize(modes) - first), name_of(modes.back()));
 }
 
+/// What --set takes to get a candidate of one recomputation and default slots.
+std::string settings_text(const Config& config) {
+  std::string text = "--set parallel.policy=" + config.parallel.policy;
+  if (config.parallel.group_size > 0)
+    text += " --set parallel.group_size=" + std::to_string(config.parallel.group_size);
+  return text + " --set memory.recompute=" + name_of(config.memory.recompute.front());
+}
+
 class Search {
  public:
   Search(const Config& config, const World& world, const shard::Hardware& hardware, int64_t bytes)
@@ -194,9 +202,10 @@ PolicySearch search_policy(const Config& config, const World& world, const shard
 
 Config chosen_of(const PolicySearch& search, const World& world, int64_t bytes) {
   if (search.best) return search.candidates[*search.best].config;
-  const auto least = std::ranges::min_element(search.candidates, {}, &Candidate::bytes);
+  const Config& least = std::ranges::min_element(search.candidates, {}, &Candidate::bytes)->config;
   throw MemoryError("no policy fits " + std::to_string(bytes) + " bytes on each device.\n" + search.table() +
-                    advise_on_memory(least->config, world, bytes));
+                    "The smallest is " + settings_text(least) + "; beside these settings:\n" +
+                    advise_on_memory(least, world, bytes));
 }
 
 }  // namespace minillm::train

@@ -46,15 +46,13 @@ std::string start_line(const config::Config& config, const Trainer& trainer, con
 /// with as many ranks on a node as there are.
 shard::Hardware hardware_of(const config::Config& config, const comm::Bootstrap& bootstrap) {
   const auto found = [&]() -> shard::Hardware {
-    const std::string& given = config.parallel.hardware;
-    const std::vector<std::string> names = shard::hardware_names();
-    if (std::ranges::count(names, given) > 0) return shard::hardware_by_name(given);
-    if (!given.empty()) return shard::load_hardware(given);
+    if (const std::string& given = config.parallel.hardware; !given.empty())
+      return shard::find_hardware(given);
     cudaDeviceProp properties;
     cuda::check(cudaGetDeviceProperties(&properties, 0));
     std::string device = properties.name;
     std::ranges::transform(device, device.begin(), [](unsigned char c) { return std::tolower(c); });
-    for (const std::string& name : names)
+    for (const std::string& name : shard::hardware_names())
       if (device.find(name) != std::string::npos) return shard::hardware_by_name(name);
     throw UsageError("parallel.policy is \"auto\", but nothing is known of the speed of '" +
                      std::string(properties.name) +

@@ -113,6 +113,10 @@ TEST(Hardware, NamesAndFilesThatAreNotThere) {
   expect_error<UsageError>([] { hardware_by_name("h10"); },
                            {"'h10'", "did you mean 'h100'", "a100, b200, h100, h200", "configs/hardware"});
   const test::TemporaryFolder folder;
+  EXPECT_EQ(find_hardware("h200").name, hardware_by_name("h200").name);
+  EXPECT_EQ(find_hardware(kFolder / "h200.json").name, hardware_by_name("h200").name);
+  expect_error<UsageError>([] { find_hardware("h10"); }, {"did you mean 'h100'"});
+  expect_error<InputError>([&] { find_hardware(folder.path("absent")); }, {"absent", "No such file"});
   expect_error<InputError>([&] { load_hardware(folder.path("absent.json")); },
                            {"absent.json", "No such file"});
   expect_error<InputError>([&] { load_hardware(folder.write("empty.json", "")); }, {"empty.json", "empty"});

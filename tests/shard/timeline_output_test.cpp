@@ -41,7 +41,7 @@ TEST(TimelineText, ShowsLanes) {
   const HandMade made = small_step();
   const Timeline timeline = made.eager();
   EXPECT_NEAR(timeline.step_s, 11 * kMilliseconds, 1e-12);
-  EXPECT_EQ(draw_lanes(made.schedule, timeline, 44), R"(          0 ms       2.75       5.5        8.25
+  EXPECT_EQ(draw_lanes(made.schedule, timeline, {}, 44), R"(          0 ms       2.75       5.5        8.25
           |          |          |          |
 compute   ....FFFF....LLLLLLLLLLLLBBBBBBBB........UUUU
   unit        0000    11111111111100000000        0000
@@ -51,7 +51,30 @@ reduce    ................................SSSSSSSS....
   unit                                    00000000
           B backward   F forward   G gather
           L loss   S reduce-scatter   U update
+          unit: last digit
 step 11.000 ms: kernels run for 7.000 ms, communication is exposed for 4.000 ms (36.4%)
+)");
+}
+
+TEST(TimelineText, NamesUnitsAndMarksWhatIsBrief) {
+  HandMade made = small_step();
+  made.costs[5].busy_s += 0.19 * kMilliseconds;
+  made.costs[6].busy_s = 0.06 * kMilliseconds;  // a quarter of a column, about
+  const Timeline timeline = made.eager();
+  const std::vector<std::string> names = {"embedding", "", "", "", "", "", "", "", "", "", "", "block17"};
+  const std::string text = draw_lanes(made.schedule, timeline, names, 41);
+  EXPECT_EQ(text.substr(text.find("\ncompute")), R"(
+compute   ....FFFF....LLLLLLLLLLLLBBBBBBBB........:
+  unit        EEEE    777777777777EEEEEEEE        E
+gather    GGGGGGGGGGGG.............................
+  unit    EEEE77777777
+reduce    ................................SSSSSSSSS
+  unit                                    EEEEEEEEE
+          : less than half a column   B backward
+          F forward   G gather   L loss
+          S reduce-scatter
+          unit: last digit, E embedding
+step 10.250 ms: kernels run for 6.060 ms, communication is exposed for 4.190 ms (40.9%)
 )");
 }
 
@@ -59,7 +82,7 @@ TEST(TimelineText, ShowsTheStepsBesideWhereTheyOverlap) {
   HandMade made = small_step();
   made.waits[0] = {{3, 1}};  // after the loss of the step before
   const Timeline timeline = made.eager();
-  const std::string text = draw_lanes(made.schedule, timeline);
+  const std::string text = draw_lanes(made.schedule, timeline, {});
   EXPECT_LT(timeline.operations[0].start_s, 0);
   EXPECT_NE(text.find("\ngather    "), std::string::npos) << text;
   const std::string lane = text.substr(text.find("\ngather    ") + 11, 100);
@@ -72,9 +95,9 @@ TEST(TimelineText, ShowsTheStepsBesideWhereTheyOverlap) {
 TEST(TimelineText, RefusesOtherTimes) {
   const HandMade made = small_step();
   Timeline timeline = made.eager();
-  expect_error<InternalError>([&] { draw_lanes(made.schedule, timeline, 39); }, {"39 columns"});
+  expect_error<InternalError>([&] { draw_lanes(made.schedule, timeline, {}, 39); }, {"39 columns"});
   timeline.operations.pop_back();
-  expect_error<InternalError>([&] { draw_lanes(made.schedule, timeline); }, {"6 times of 7 operations"});
+  expect_error<InternalError>([&] { draw_lanes(made.schedule, timeline, {}); }, {"6 times of 7 operations"});
 }
 
 TEST(TimelineTrace, HasASliceForEachOperationAndAnArrowForEachWait) {
