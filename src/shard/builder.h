@@ -18,8 +18,8 @@ struct Policy {
   int weight_slots = 2;    ///< for the blocks (slot group 0); embedding and head share one of their own
   int gradient_slots = 2;  ///< units whose full gradients exist at a time while blocks run backward
   /// Blocks, from the first, whose weight gradients are computed after all input gradients, so that the
-  /// reduction, update and next gather of the embedding hide behind them. Each has a gradient slot of its
-  /// own, and the last one's gradients are reduced segment by segment. At most as many as there are blocks.
+  /// reduction, update and next gather of the embedding hide behind them. Each has a gradient slot of its own
+  /// and its gradients are reduced segment by segment. At most as many as there are blocks.
   int deferred_blocks = 0;
   int micro_batches = 1;
   /// Gradients of each micro-batch are reduced and added to the shard; false: unreduced gradients are kept in

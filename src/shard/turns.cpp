@@ -90,10 +90,9 @@ std::vector<Turn> make_turns(const Layout& layout, const Policy& policy) {
       const bool split = unit > 0 && unit <= deferred;
       turns.push_back({split ? OpKind::kBackwardInput : OpKind::kBackward, unit, -1, m});
     }
-    for (int unit = 1; unit < deferred; ++unit) turns.push_back({OpKind::kBackwardWeight, unit, -1, m});
-    if (deferred > 0)
-      for (int segment : segments_by_size(layout.units[deferred]))
-        turns.push_back({OpKind::kBackwardWeight, deferred, segment, m});
+    for (int unit = 1; unit <= deferred; ++unit)
+      for (int segment : segments_by_size(layout.units[unit]))
+        turns.push_back({OpKind::kBackwardWeight, unit, segment, m});
   }
   return turns;
 }

@@ -19,8 +19,8 @@ struct Turn {
 };
 
 /// For each micro-batch forward 0 … head, then backward the unit before the head … 0. In the last one the
-/// weight gradients of the deferred blocks follow at the end, those of the last one by segment, small ones
-/// last: what is computed last is what nothing hides the reduction of.
+/// weight gradients of the deferred blocks follow at the end, by segment, small ones last: what is computed
+/// last is what nothing hides the reduction of.
 std::vector<Turn> make_turns(const Layout& layout, const Policy& policy);
 
 /// A gather that is possible once turn `after` is done.

@@ -279,9 +279,7 @@ void ToyProgram::make_gradients(const Operation& operation, const Operands& oper
   for (const Slice& slice : unit.slices) {
     const bool first = slice.offset == unit.segments[static_cast<size_t>(slice.segment)].offset;
     if (operation.kind == OpKind::kBackwardInput && !first) continue;
-    if (operation.kind == OpKind::kBackwardWeight &&
-        (first || (operation.segment >= 0 && slice.segment != operation.segment)))
-      continue;
+    if (operation.kind == OpKind::kBackwardWeight && (first || slice.segment != operation.segment)) continue;
     launch("gradient", gradient_kernel, over(slice.elements, stream), operands.gradients, slice.offset,
            slice.elements, operation.accumulate, flows, input_of(operation, operands), weights);
   }
