@@ -110,7 +110,10 @@ llvm_stage() { # TOOL NAME COMMAND…
 cuda_stages() {
   if ! have_nvcc; then
     skip "build cuda" "there is no nvcc on PATH or in CUDA_HOME"
-  elif (($(gpu_count) > 0)); then
+    skip "machine code" "there is no nvcc"
+    return
+  fi
+  if (($(gpu_count) > 0)); then
     test_preset cuda
   else
     stage "build cuda" build_preset cuda

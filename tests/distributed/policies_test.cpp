@@ -13,10 +13,10 @@ namespace {
 
 using Change = std::function<void(config::Config&)>;
 
-/// This rank's share of the tiny batch.
+/// Few sequences: every case trains again, and none is compared with another number of ranks.
 config::Config base(DType dtype = DType::kBf16) {
   config::Config config = tiny_config();
-  config.train.micro_batch /= world->size();
+  config.train.micro_batch = 2;
   config.precision.param = dtype;
   return config;
 }
@@ -173,10 +173,8 @@ TEST(Policies, GradientsHaveOneScale) {
        }},
       {"two micro-batches",
        [](auto& c) {
-         if (c.train.micro_batch % 2 == 0) {
-           c.train.grad_accumulation = 2;
-           c.train.micro_batch /= 2;
-         }
+         c.train.grad_accumulation = 2;
+         c.train.micro_batch /= 2;
        }},
       {"clip", [](auto& c) { c.train.grad_clip = 1e9; }},
   };
@@ -193,7 +191,9 @@ TEST(Accumulation, MicroBatchesAreOneBatch) {
     for (const char* policy : {"full", "grads", "replicate"})
       for (bool reduce_every : {true, false})
         for (bool graph : {false, true}) {
-          if (graph && micro_batches != 3) continue;  // one is enough of what takes long
+          // One is enough of what takes long.
+          if (graph && micro_batches != 3) continue;
+          if (micro_batches == 6 && std::string(policy) != "full") continue;
           SCOPED_TRACE(std::to_string(micro_batches) + " micro-batches, " + policy +
                        (reduce_every ? ", reduced each" : ", reduced once") + (graph ? ", graph" : ""));
           config::Config parts = config;
@@ -223,7 +223,6 @@ TEST(Precision, Bf16ReductionIsCloseAndRepeatable) {
     EXPECT_NEAR(rounded.norms[step], exact.norms[step], 1e-2 * exact.norms[step]);
   }
   config.train.grad_accumulation = 2;
-  if (config.train.micro_batch % 2 != 0) return;
   config.train.micro_batch /= 2;
   expect_near(train(config), rounded, 5e-3);
 }
@@ -247,7 +246,7 @@ TEST(Clipping, UpdatesWaitForTheNorm) {
 
 TEST(Sizes, NothingDividesByAnything) {
   config::Config config = base(DType::kFp32);
-  config.model.vocab_size = 50257;
+  config.model.vocab_size = 4999;
   config.model.dim = 24;
   config.model.n_heads = 3;
   config.model.ffn_dim = 36;

@@ -8,11 +8,12 @@
 namespace minillm::testing {
 namespace {
 
+// Interleavings for each number of ranks, other ones for each. Sanitizers find what is not ordered in any of
+// them.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr uint64_t kSeeds =
-    2;  // sanitizers find what is not ordered in any of them, and take minutes for ten
+constexpr int kSeeds = 2;
 #else
-constexpr uint64_t kSeeds = 10;
+constexpr int kSeeds = 4;
 #endif
 
 std::vector<double> losses(DType dtype) {
@@ -25,7 +26,8 @@ std::vector<double> losses(DType dtype) {
 
 TEST(Interleaving, SeededStreamOrdersGiveTheSameLosses) {
   const std::vector<double> expected = losses(DType::kBf16);
-  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+  const int first = kSeeds * (world->size() - 1);
+  for (int seed = first; seed < first + kSeeds; ++seed) {
     sim::set_streams("seed:" + std::to_string(seed));
     EXPECT_EQ(losses(DType::kBf16), expected) << "seed " << seed;
   }
