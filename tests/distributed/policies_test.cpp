@@ -246,7 +246,7 @@ TEST(Clipping, UpdatesWaitForTheNorm) {
 
 TEST(Sizes, NothingDividesByAnything) {
   config::Config config = base(DType::kFp32);
-  config.model.vocab_size = 4999;
+  config.model.vocab_size = 50257;
   config.model.dim = 24;
   config.model.n_heads = 3;
   config.model.ffn_dim = 36;
