@@ -119,7 +119,7 @@ void Executor::issue_in_order(size_t index, bool captures) {
   };
   for (const Wait& wait : waits_[index])
     if (!is_met(wait)) events_[event_of_operation_[wait.operation]].wait_on(on);
-  issue(operation, on);
+  issue_observed(index, on);
   if (event_of_operation_[index] >= 0) events_[event_of_operation_[index]].record(on);
 }
 
@@ -136,8 +136,10 @@ void Executor::run_graph() {
     capture();
   }
   const auto issue_all = [&](auto belongs) {
-    for (const Operation& operation : schedule_.operations)
-      if (touches_host(operation.kind) && belongs(operation.kind)) issue(operation, on);
+    for (size_t i = 0; i < schedule_.operations.size(); ++i) {
+      const OpKind kind = schedule_.operations[i].kind;
+      if (touches_host(kind) && belongs(kind)) issue_observed(i, on);
+    }
   };
   issue_all([](OpKind kind) { return kind != OpKind::kReadBack; });
   graph_->launch(on);
@@ -251,6 +253,11 @@ void Executor::issue(const Operation& operation, cudaStream_t on) {
       makes_gradients(operation.kind) && operation.kind != OpKind::kBackwardWeight && !operation.accumulate;
   if (starts_gradients) zero_padding(layout_.units[operation.unit], given.gradients, on);
   program_.compute(operation, given, on);
+}
+
+void Executor::issue_observed(size_t index, cudaStream_t on) {
+  issue(schedule_.operations[index], on);
+  if (observer_) observer_(static_cast<int>(index), on);
 }
 
 void Executor::communicate(const Operation& operation, cudaStream_t on) {

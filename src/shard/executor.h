@@ -6,7 +6,9 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
+#include <functional>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "comm/communicator.h"
@@ -45,6 +47,12 @@ class Executor {
            std::vector<std::vector<Wait>> waits, Program& program, Communicators communicators,
            std::byte* arena, DType parameter_type, Launch launch = Launch::kEager);
 
+  /// Called after each operation of a step is put on its stream, with its index in the schedule and before
+  /// its end is recorded: what the observer enqueues there is part of it, and of the graph if the operation
+  /// is. For measurements.
+  using Observer = std::function<void(int operation, cudaStream_t stream)>;
+  void set_observer(Observer observer) { observer_ = std::move(observer); }
+
   /// Enqueues one step; allocates no device memory. Throws what the program and the communicators throw.
   void step();
 
@@ -61,6 +69,7 @@ class Executor {
   bool is_used(StreamId id) const;
   Operands operands(const Operation& operation) const;
   void issue(const Operation& operation, cudaStream_t on);
+  void issue_observed(size_t index, cudaStream_t on);
   void communicate(const Operation& operation, cudaStream_t on);
   void gather(const Operation& operation, cudaStream_t on);
   void reduce_scatter(const Operation& operation, cudaStream_t on);
@@ -82,6 +91,7 @@ class Executor {
   std::byte* arena_;
   DType parameter_type_;
   Launch launch_;
+  Observer observer_;
   std::vector<std::byte*> buffers_;
   std::vector<cuda::Stream> streams_;       // by StreamId
   std::vector<cuda::Event> events_;         // of the operations that some other waits for

@@ -55,11 +55,11 @@ class Graph {
         nodes_(static_cast<size_t>(steps * (operations_ + 1))) {
     for (int step = 0; step < steps; ++step) {
       add_start(schedule, joined, step);
-      add_streams(schedule, step);
+      add_streams(schedule, joined, step, joined ? add_host(schedule, step) : start(step));
       for (int i = 0; i < operations_; ++i)
         for (const Wait& wait : waits[i])
           if (step >= wait.steps_back) add(node(step - wait.steps_back, wait.operation), node(step, i));
-      if (schedule.one_communicator) add_turns(schedule, step);
+      add_turns(schedule, step);
     }
   }
 
@@ -89,17 +89,36 @@ class Graph {
     }
   }
 
-  // Operations after the first of a stream have the start of their step behind them, and so has the first of
-  // the next step this one's last.
-  void add_streams(const Schedule& schedule, int step) {
+  // What a graph leaves to the stream that it is launched on: inputs one after another before it, read-backs
+  // after all of it. Returns the last of the inputs.
+  int add_host(const Schedule& schedule, int step) {
+    int last_input = start(step);
+    for (int i = 0; i < operations_; ++i) {
+      const OpKind kind = schedule.operations[i].kind;
+      if (!touches_host(kind)) continue;
+      if (kind != OpKind::kReadBack) {
+        add(last_input, node(step, i));
+        last_input = node(step, i);
+        continue;
+      }
+      for (int other = 0; other < operations_; ++other)
+        if (!touches_host(schedule.operations[other].kind)) add(node(step, other), node(step, i));
+    }
+    return last_input;
+  }
+
+  // Operations after the first of a stream have `begin` behind them, and so has the first of the next step
+  // this one's last.
+  void add_streams(const Schedule& schedule, bool joined, int step, int begin) {
     std::array<int, kStreamCount> last;
     last.fill(-1);
     for (int i = 0; i < operations_; ++i) {
+      if (joined && touches_host(schedule.operations[i].kind)) continue;
       int& before = last[static_cast<size_t>(schedule.operations[i].stream)];
       if (before >= 0) {
         add(node(step, before), node(step, i));
       } else {
-        add(start(step), node(step, i));
+        add(begin, node(step, i));
         if (step > 0) add(node(step - 1, last_on_stream(schedule, i)), node(step, i));
       }
       before = i;
@@ -115,11 +134,18 @@ class Graph {
 
   void add_turns(const Schedule& schedule, int step) {
     for (int i = 0; i < operations_; ++i) {
-      const OpKind kind = schedule.operations[i].kind;
-      if (!is_collective(kind) || kind == OpKind::kAllReduceGradient) continue;
+      if (!takes_turns(schedule.operations[i].kind, schedule)) continue;
       if (last_turn_ >= 0) add(last_turn_, node(step, i));
       last_turn_ = node(step, i);
     }
+  }
+
+  // On the one communicator, or else on that of the replicas, which two streams use. Each of the others is
+  // used by one stream, whose order is that of issue.
+  static bool takes_turns(OpKind kind, const Schedule& schedule) {
+    if (schedule.one_communicator) return is_collective(kind) && kind != OpKind::kAllReduceGradient;
+    return schedule.replicas > 1 && (kind == OpKind::kAllReduceGradient || kind == OpKind::kAllReduceCount ||
+                                     kind == OpKind::kAllReduceLoss);
   }
 
   int operations_ = 0;

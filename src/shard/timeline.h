@@ -20,8 +20,10 @@
 namespace minillm::shard {
 
 struct SimulationOptions {
-  bool graph = false;  ///< a step is one CUDA graph: it starts when all streams are done with the one before
-  int steps = 6;       ///< simulated from an idle machine, of which the last but one is reported; at least 3
+  /// A step is one CUDA graph: its inputs come when all streams are done with the step before, then the graph
+  /// starts on all streams, and read-backs come after all of it.
+  bool graph = false;
+  int steps = 6;  ///< simulated from an idle machine, of which the last but one is reported; at least 3
 };
 
 struct OperationTime {
@@ -54,9 +56,10 @@ struct Timeline {
 
 /// `waits` is derive_waits(schedule), `costs` operation_costs(schedule, …). With schedule.one_communicator
 /// gathers, reduce-scatters and sums of scalars start in the order of issue, each when the one before is
-/// done; all-reduces over replicas have a communicator of their own. Throws InternalError for waits or costs
-/// of another length than the schedule, negative or non-finite costs, and waits for what is not issued
-/// before.
+/// done, and all-reduces over replicas have a communicator of their own. Without it, gradients and the sums
+/// of scalars that are over replicas too take such turns on the replicas' communicator. Throws InternalError
+/// for waits or costs of another length than the schedule, negative or non-finite costs, and waits for what
+/// is not issued before.
 Timeline simulate(const Schedule& schedule, const std::vector<std::vector<Wait>>& waits,
                   const std::vector<OperationCost>& costs, const SimulationOptions& options = {});
 

@@ -11,14 +11,17 @@
 #include <thread>
 #include <vector>
 
+#include "sim/clock.h"
 #include "sim/driver_types.h"
 
 namespace sim {
 
 class Team;
 
-/// Run with the workers of the stream that it is an entry of.
-using Operation = std::function<void(Team&)>;
+struct Operation {
+  std::function<void(Team&)> run;  // with the workers of the stream that it is an entry of
+  VirtualWork work = {};           // in `clock` mode, where it runs at the end of it
+};
 
 /// The work of a graph. Never changes once captured: executable graphs that run at the same time share it.
 struct Recording {

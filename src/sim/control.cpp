@@ -37,10 +37,11 @@ Order parse_order(std::string_view text) {
   reject("MINILLM_SIM_ORDER", text, "forward, reverse, shuffle:SEED");
 }
 
-std::optional<uint64_t> parse_streams(std::string_view text) {
-  if (text == "threads") return std::nullopt;
-  if (const auto seed = parse_seed(text, "seed:")) return seed;
-  reject("MINILLM_SIM_STREAMS", text, "threads, seed:N");
+Streams parse_streams(std::string_view text) {
+  if (text == "threads") return {};
+  if (text == "clock") return {Streams::Kind::kClock, 0};
+  if (const auto seed = parse_seed(text, "seed:")) return {Streams::Kind::kSeed, *seed};
+  reject("MINILLM_SIM_STREAMS", text, "threads, seed:N, clock");
 }
 
 int64_t parse_memory(std::string_view text) {
@@ -80,7 +81,7 @@ Settings from_environment() {
   const char* workers = variable("MINILLM_SIM_WORKERS");
   settings.workers = workers != nullptr ? parse_workers(workers) : default_workers();
   if (const char* order = variable("MINILLM_SIM_ORDER")) settings.order = parse_order(order);
-  if (const char* streams = variable("MINILLM_SIM_STREAMS")) settings.stream_seed = parse_streams(streams);
+  if (const char* streams = variable("MINILLM_SIM_STREAMS")) settings.streams = parse_streams(streams);
   if (const char* memory = variable("MINILLM_SIM_MEMORY")) settings.memory_bytes = parse_memory(memory);
   if (const char* nccl = variable("MINILLM_SIM_NCCL_MEMORY")) settings.nccl_memory = parse_nccl_memory(nccl);
   if (const char* delay = variable("MINILLM_SIM_DELAY")) {
@@ -130,12 +131,12 @@ void set_nccl_memory(std::string_view support) {
 }
 
 void set_streams(std::string_view mode) {
-  const auto before = settings().stream_seed;
-  set(&Settings::stream_seed, parse_streams(mode));
+  const Streams before = settings().streams;
+  set(&Settings::streams, parse_streams(mode));
   try {
     device().scheduler.reload_mode();
   } catch (const std::logic_error&) {
-    set(&Settings::stream_seed, before);
+    set(&Settings::streams, before);
     throw;
   }
 }

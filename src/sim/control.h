@@ -15,6 +15,12 @@ struct Order {
   uint64_t seed = 0;
 };
 
+struct Streams {
+  enum class Kind { kThreads, kSeed, kClock };
+  Kind kind = Kind::kThreads;
+  uint64_t seed = 0;
+};
+
 /// What NCCL does for memory: everything; refuses windows; refuses to allocate.
 enum class NcclMemory { kWindows, kNoWindows, kNone };
 
@@ -25,10 +31,11 @@ struct Settings {
   /// MINILLM_SIM_ORDER, forward | reverse | shuffle:SEED: in which order blocks, and threads within a block,
   /// take turns. A captured kernel keeps the order that was set when it was captured.
   Order order;
-  /// MINILLM_SIM_STREAMS, threads | seed:N. Empty (`threads`): each stream runs on a thread of its own. A
+  /// MINILLM_SIM_STREAMS, threads | seed:N | clock. `threads`: each stream runs on a thread of its own. A
   /// seed: operations run only while the host waits or queries, on its thread, and which stream comes next is
-  /// drawn, a pure function of the seed and the program.
-  std::optional<uint64_t> stream_seed;
+  /// drawn, a pure function of the seed and the program. `clock`: likewise, but in the order of virtual time
+  /// (sim/clock.h).
+  Streams streams;
   /// MINILLM_SIM_MEMORY: device memory in bytes; suffixes K, M, G are powers of 1024.
   int64_t memory_bytes = 80'000'000'000;
   /// MINILLM_SIM_DELAY: seed of random short sleeps before operations in `threads` mode.

@@ -64,4 +64,16 @@ void count_memory(int64_t bytes) {
   });
 }
 
+void count_allocation() {
+  with_counters([](Counters& counters) { ++counters.allocations; });
+}
+
+void count_object() {
+  with_counters([](Counters& counters) { ++counters.objects; });
+}
+
+void count_host_wait() {
+  with_counters([](Counters& counters) { ++counters.host_waits; });
+}
+
 }  // namespace sim

@@ -27,7 +27,10 @@ struct Counters {
   int64_t collective_groups = 0;                                 ///< pairs of ncclGroupStart and ncclGroupEnd
   std::map<std::string, CommunicatorConfig> communicators = {};  ///< by name: the last one created
   int64_t allocated_bytes = 0;                                   ///< device memory now
-  int64_t peak_bytes = 0;  ///< and at most since the start or the last reset
+  int64_t peak_bytes = 0;   ///< and at most since the start or the last reset
+  int64_t allocations = 0;  ///< of device and pinned memory
+  int64_t objects = 0;      ///< streams, events and executable graphs created
+  int64_t host_waits = 0;   ///< for the device, a stream or an event, also those of blocking copies and frees
 };
 
 Counters counters();
@@ -40,5 +43,8 @@ void count_collective(const std::string& name, int64_t bytes);
 void count_collective_group();
 void record_communicator(const std::string& name, const CommunicatorConfig& config);
 void count_memory(int64_t bytes);  ///< negative when freed
+void count_allocation();
+void count_object();
+void count_host_wait();
 
 }  // namespace sim

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "cuda_runtime.h"
+#include "sim/counters.h"
 #include "sim/device.h"
 #include "sim/failure.h"
 #include "sim/sanitizer.h"
@@ -39,6 +40,7 @@ void Scheduler::destroy_graph(cudaGraph_t graph) {
 }
 
 cudaGraphExec_t Scheduler::instantiate(cudaGraph_t graph) {
+  count_object();
   Lock lock(mutex_);
   auto& executable = *executable_graphs_.emplace_back(new CUgraphExec_st{graph->recording, {}});
   for (size_t branch = 0; branch < executable.recording->branches; ++branch)
@@ -73,7 +75,7 @@ cudaError_t Scheduler::launch(cudaGraphExec_t graph, cudaStream_t stream) {
 
 void Scheduler::replay(const CUgraphExec_st& graph, CUstream_st& stream) {
   const auto begin = std::make_shared<Mark>(), end = std::make_shared<Mark>();
-  const auto* start = new Operation([](Team&) {});  // orders what the host has done before the graph
+  const auto* start = new Operation{[](Team&) {}};  // orders what the host has done before the graph
   tsan_release(const_cast<Operation*>(start));
   push_ordered(stream, {nullptr, start, begin});
   CUstream_st& origin = *graph.streams.front();

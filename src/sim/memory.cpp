@@ -29,6 +29,7 @@ void* Memory::allocate(Kind kind, size_t bytes) {
   if (posix_memalign(&memory, alignment, bytes) != 0) return nullptr;
   std::memset(memory, 0xff, bytes);
   allocations_[reinterpret_cast<uintptr_t>(memory)] = {kind, bytes, ++sequence_};
+  count_allocation();
   if (on_device) {
     device_bytes_ += static_cast<int64_t>(bytes);
     count_memory(static_cast<int64_t>(bytes));

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "sim/control.h"
+#include "sim/counters.h"
 #include "sim/failure.h"
 #include "sim/sanitizer.h"
 
@@ -16,7 +17,7 @@ namespace {
 void run_operation(const Operation& operation, Team& team) {
   if (failure() != cudaSuccess) return;
   try {
-    operation(team);
+    operation.run(team);
   } catch (const std::exception& error) {
     const InvisibleScope invisible;  // the text is copied through the stack of the host's thread
     set_failure(cudaErrorUnknown, error.what());
@@ -91,8 +92,9 @@ void Scheduler::reload_mode() {
     throw std::logic_error("the simulated device's scheduling mode cannot change while " +
                            std::to_string(streams_.size()) +
                            " streams exist; destroy them, and the executable graphs that own some, first");
-  seeded_ = now.stream_seed.has_value();
-  choice_.seed(now.stream_seed.value_or(0));
+  mode_ = now.streams.kind;
+  choice_.seed(now.streams.seed);
+  clock_ = {};
   owner_ = std::this_thread::get_id();
 }
 
@@ -100,11 +102,12 @@ void Scheduler::reload_mode() {
 
 CUstream_st& Scheduler::add_stream(unsigned flags) {
   auto& stream = *streams_.emplace_back(std::make_unique<CUstream_st>(flags, settings().workers));
-  if (!seeded_) stream.thread = std::thread([this, &stream] { serve(stream); });
+  if (!is_pumped()) stream.thread = std::thread([this, &stream] { serve(stream); });
   return stream;
 }
 
 cudaStream_t Scheduler::create_stream(unsigned flags) {
+  count_object();
   Lock lock(mutex_);
   return &add_stream(flags);
 }
@@ -197,11 +200,11 @@ cudaError_t Scheduler::add(cudaStream_t stream, Operation operation) {
 }
 
 cudaError_t Scheduler::enqueue(cudaStream_t stream, std::function<void()> operation) {
-  return add(stream, [operation = std::move(operation)](Team&) { operation(); });
+  return add(stream, {[operation = std::move(operation)](Team&) { operation(); }});
 }
 
 cudaError_t Scheduler::enqueue_kernel(cudaStream_t stream, Kernel kernel) {
-  return add(stream, [kernel = std::move(kernel)](Team& team) {
+  auto run = [kernel = std::move(kernel)](Team& team) {
     try {
       team.run(kernel);
     } catch (const std::exception& error) {
@@ -209,7 +212,8 @@ cudaError_t Scheduler::enqueue_kernel(cudaStream_t stream, Kernel kernel) {
       set_failure(cudaErrorLaunchFailure,
                   placed ? error.what() : "kernel '" + kernel.name + "': " + error.what());
     }
-  });
+  };
+  return add(stream, {std::move(run)});
 }
 
 void Scheduler::at_launch(cudaStream_t stream, std::function<void()> function) {
@@ -251,50 +255,12 @@ void Scheduler::run_front(Lock& lock, CUstream_st& stream) {
   stream.running = false;
   if (entry.mark) {
     entry.mark->done = true;
-    entry.mark->when = std::chrono::steady_clock::now();
+    entry.mark->when = now();
     marked_.notify_all();
   }
 }
 
-bool Scheduler::run_any(Lock& lock) {
-  std::vector<CUstream_st*> ready;
-  for (auto& stream : streams_)
-    if (!stream->queue.empty() && (!stream->queue.front().wait || stream->queue.front().wait->done))
-      ready.push_back(stream.get());
-  if (ready.empty()) return false;
-  // Drawn only where there is a choice: ranks that differ in the length of a queue served alone (initial
-  // values, say) then still choose alike.
-  run_front(lock, *ready[ready.size() > 1 ? choice_() % ready.size() : 0]);
-  return true;
-}
-
 // --- the host waits ---------------------------------------------------------------------------------------
-
-void Scheduler::wait_until_done(const Mark& mark) {
-  if (!seeded_) {
-    Lock lock(mutex_);
-    marked_.wait(lock, [&] { return mark.done; });
-    return;
-  }
-  omp_set_num_threads(1);
-  std::lock_guard pump(pump_mutex_);
-  Lock lock(mutex_);
-  while (!mark.done)
-    if (!run_any(lock)) throw std::logic_error("simulated streams wait for each other in a circle");
-}
-
-bool Scheduler::is_done(const std::shared_ptr<Mark>& mark) {
-  if (!mark) return true;
-  Lock lock(mutex_);
-  if (!mark->done && seeded_ && std::this_thread::get_id() == owner_) {
-    lock.unlock();
-    std::lock_guard pump(pump_mutex_);
-    lock.lock();
-    run_any(lock);
-  }
-  if (mark->done) tsan_acquire(&mark->key);
-  return mark->done;
-}
 
 void Scheduler::synchronize(cudaStream_t stream) {
   Lock lock(mutex_);
@@ -320,7 +286,7 @@ bool Scheduler::query(cudaStream_t stream) {
   Lock lock(mutex_);
   CUstream_st& target = resolve(stream);
   const auto idle = [&] { return target.queue.empty() && !target.running; };
-  if (!idle() && seeded_ && std::this_thread::get_id() == owner_) {
+  if (!idle() && is_pumped() && std::this_thread::get_id() == owner_) {
     lock.unlock();
     std::lock_guard pump(pump_mutex_);
     lock.lock();
@@ -334,6 +300,7 @@ bool Scheduler::query(cudaStream_t stream) {
 // --- events -----------------------------------------------------------------------------------------------
 
 cudaEvent_t Scheduler::create_event(unsigned flags) {
+  count_object();
   Lock lock(mutex_);
   return *events_.insert(new CUevent_st{flags, nullptr, {}}).first;
 }

@@ -27,6 +27,8 @@
 #include <vector>
 
 #include "sim/capture.h"
+#include "sim/clock.h"
+#include "sim/control.h"
 #include "sim/driver_types.h"
 #include "sim/operation_fiber.h"
 #include "sim/team.h"
@@ -106,6 +108,9 @@ class Scheduler {
   /// capture the operation is recorded. Errors are those of a capture.
   cudaError_t enqueue(cudaStream_t stream, std::function<void()> operation);
   cudaError_t enqueue_kernel(cudaStream_t stream, Kernel kernel);
+  /// In `clock` mode only; throws std::logic_error in others.
+  cudaError_t enqueue_work(cudaStream_t stream, const VirtualWork& work);
+  std::vector<VirtualEnd> take_virtual_ends();
   /// For counters: calls `function` now, or, of a stream that captures, when the graph is launched.
   void at_launch(cudaStream_t stream, std::function<void()> function);
 
@@ -175,6 +180,10 @@ class Scheduler {
   void serve(CUstream_st& stream);
   void run_front(Lock& lock, CUstream_st& stream);
   bool run_any(Lock& lock);
+  CUstream_st& draw(const std::vector<CUstream_st*>& ready);
+  CUstream_st& choose_by_clock(const std::vector<CUstream_st*>& ready);
+  bool is_pumped() const { return mode_ != Streams::Kind::kThreads; }
+  std::chrono::steady_clock::time_point now() const;
   void wait_until_done(const Mark& mark);
   bool is_done(const std::shared_ptr<Mark>& mark);
   void stop(std::unique_ptr<CUstream_st> stream);
@@ -190,10 +199,11 @@ class Scheduler {
   CUstream_st* default_ = nullptr;  // created at first use
   std::shared_ptr<Mark> default_mark_;
 
-  // Seeded mode: operations run on the host's thread, one thread at a time.
-  bool seeded_ = false;
+  Streams::Kind mode_ = Streams::Kind::kThreads;
+  // In other modes operations run on the host's thread, one thread at a time.
   std::mutex pump_mutex_;
   std::mt19937_64 choice_;
+  VirtualClock clock_;
   std::thread::id owner_;  // whoever used the device first; queries by others do not advance the schedule
 };
 

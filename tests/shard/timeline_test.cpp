@@ -175,6 +175,44 @@ TEST(Timeline, NamesWhatDoesNotFit) {
                               {"2 steps", "at least 3"});
 }
 
+// On the stream that launches the graph, whatever the streams of the schedule: inputs before it, one after
+// another, and read-backs after it.
+TEST(Timeline, GraphsLeaveOutWhatTouchesTheHost) {
+  HandMade made;
+  const int upload = made.add(OpKind::kUpload, StreamId::kCompute, {.busy_s = 1});
+  const int set = made.add(OpKind::kSetStep, StreamId::kUpdate, {.busy_s = 2});
+  const int early = made.add_gather(0, 4);
+  const int read = made.add(OpKind::kReadBack, StreamId::kUpdate, {.busy_s = 1});
+  const int late = made.add_kernel(StreamId::kCompute, 8);
+  Timeline timeline = made.graph();
+  const auto expect_end = [&](int operation, double after_upload_s) {
+    EXPECT_EQ(timeline.operations[operation].end_s - timeline.operations[upload].end_s, after_upload_s);
+  };
+  expect_end(set, 2);
+  expect_end(early, 2 + 4);
+  expect_end(late, 2 + 8);
+  expect_end(read, 2 + 8 + 1);
+  EXPECT_EQ(timeline.step_s, 1 + 2 + 8 + 1);
+  timeline = made.eager();
+  EXPECT_LT(timeline.operations[read].end_s, timeline.operations[late].end_s);
+}
+
+// Sums of scalars are over replicas too, and go the way of the gradients.
+TEST(Timeline, ReplicasHaveOneCommunicator) {
+  HandMade made;
+  const int slow = made.add_kernel(StreamId::kUpdate, 4);
+  const int loss = made.add(OpKind::kAllReduceLoss, StreamId::kReduce, HandMade::on_link(0, 1), {{slow, 0}});
+  const int gradient =
+      made.add(OpKind::kAllReduceGradient, StreamId::kReplicate, HandMade::on_link(0, 2), {{slow, 1}});
+  const auto overlap_s = [&] {
+    const Timeline timeline = made.graph();
+    return timeline.operations[loss].end_s - timeline.operations[gradient].start_s;
+  };
+  EXPECT_EQ(overlap_s(), 5) << "one replica";
+  made.schedule.replicas = 2;
+  EXPECT_EQ(overlap_s(), 0);
+}
+
 /// One step from an idle machine: from event to event, by looking at every operation each time. The end of
 /// each operation.
 std::vector<double> simulate_plainly(const HandMade& made) {
@@ -241,7 +279,7 @@ HandMade unrolled(const HandMade& made, int steps) {
 }
 
 /// A schedule of the builder with costs drawn at random, without replicas (whose all-reduces take no turns)
-/// and read-backs (for which the host waits).
+/// and without what touches the host (which it waits for, and graphs leave out).
 HandMade random_schedule(unsigned seed) {
   RandomCase drawn = make_random_case(seed);
   drawn.policy.replicas = 1;
@@ -252,7 +290,7 @@ HandMade random_schedule(unsigned seed) {
   std::mt19937 random(seed);
   std::uniform_real_distribution<double> uniform(0, 1);
   for (Operation& operation : made.schedule.operations) {
-    if (operation.kind == OpKind::kReadBack) operation.kind = OpKind::kClip;
+    if (touches_host(operation.kind)) operation.kind = OpKind::kClip;
     made.costs.push_back({.resource = is_collective(operation.kind) ? Resource::kLink : Resource::kDevice,
                           .latency_s = random() % 2 ? 0 : uniform(random) / 4,
                           .busy_s = random() % 8 ? uniform(random) : 0});

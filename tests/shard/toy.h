@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "core/dtype.h"
@@ -135,6 +136,8 @@ struct ToyRun {
   Communicators communicators;
   Launch launch = Launch::kEager;
   int restart_at = -1;  ///< step before which parameters and moments are made what they were in the beginning
+  Executor::Observer observer = {};
+  std::function<void(int step)> before_step = {};
 };
 
 /// Builds the step and runs it, all steps enqueued before the host waits. `waits` replaces the derived

@@ -62,7 +62,9 @@ ToyResult run_toy(const Layout& layout, const ToyRun& run, const std::vector<std
   initialize(layout, run, arena.data(), plan);
   Executor executor(schedule, layout, plan, waits != nullptr ? *waits : derived, program, run.communicators,
                     arena.data(), run.type, run.launch);
+  executor.set_observer(run.observer);
   for (int step = 0; step < run.steps; ++step) {
+    if (run.before_step) run.before_step(step);
     if (step == run.restart_at) {
       executor.synchronize();
       initialize(layout, run, arena.data(), plan);

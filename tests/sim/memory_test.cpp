@@ -58,6 +58,36 @@ TEST(Memory, PeakIsCounted) {
   EXPECT_TRUE(sim::counters().collectives.empty());
 }
 
+TEST(Counters, WhatTheHostAsksFor) {
+  sim::reset_counters();
+  const auto expect = [](int64_t allocations, int64_t objects, int64_t host_waits) {
+    EXPECT_EQ(sim::counters().allocations, allocations);
+    EXPECT_EQ(sim::counters().objects, objects);
+    EXPECT_EQ(sim::counters().host_waits, host_waits);
+  };
+  float *memory = nullptr, *pinned = nullptr, pageable = 0;
+  ASSERT_EQ(cudaMalloc(&memory, sizeof(float)), cudaSuccess);
+  ASSERT_EQ(cudaMallocHost(&pinned, sizeof(float)), cudaSuccess);
+  expect(2, 0, 0);
+  cudaStream_t stream = nullptr;
+  cudaEvent_t event = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(cudaEventCreate(&event), cudaSuccess);
+  expect(2, 2, 0);
+  ASSERT_EQ(cudaMemcpyAsync(pinned, memory, sizeof(float), cudaMemcpyDeviceToHost, stream), cudaSuccess);
+  ASSERT_EQ(cudaEventRecord(event, stream), cudaSuccess);
+  expect(2, 2, 0);
+  ASSERT_EQ(cudaEventSynchronize(event), cudaSuccess);
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  expect(2, 2, 2);
+  ASSERT_EQ(cudaMemcpyAsync(&pageable, memory, sizeof(float), cudaMemcpyDeviceToHost, stream), cudaSuccess);
+  expect(2, 2, 3);
+  ASSERT_EQ(cudaEventDestroy(event), cudaSuccess);
+  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  ASSERT_EQ(cudaFree(memory), cudaSuccess);
+  ASSERT_EQ(cudaFreeHost(pinned), cudaSuccess);
+}
+
 TEST(Memory, UnknownPointersAndWrongKindsAreErrors) {
   int on_stack = 0;
   EXPECT_EQ(cudaFree(&on_stack), cudaErrorInvalidValue);

@@ -220,7 +220,7 @@ TEST(SeededScheduler, ModeCannotChangeUnderLivingStreams) {
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreate(&stream), cudaSuccess);
   EXPECT_THROW(sim::set_streams("seed:1"), std::logic_error);
-  EXPECT_FALSE(sim::settings().stream_seed.has_value());
+  EXPECT_EQ(sim::settings().streams.kind, sim::Streams::Kind::kThreads);
   cudaStreamDestroy(stream);
   EXPECT_THROW(sim::set_streams("seed:x"), std::invalid_argument);
   EXPECT_THROW(sim::set_order("backward"), std::invalid_argument);
