@@ -52,7 +52,7 @@ void Group::fail(const Failure& failure) {
 std::vector<Issue> Group::end() {
   if (depth_ == 0) throw Failure(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
   if (--depth_ > 0) return {};
-  const std::vector<Issue> issues = std::exchange(issues_, {});
+  std::vector<Issue> issues = std::exchange(issues_, {});
   if (const std::optional<Failure> failure = std::exchange(failure_, std::nullopt)) throw *failure;
   require_independent(issues);
   return issues;

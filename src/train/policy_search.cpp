@@ -131,7 +131,8 @@ class Search {
     climb(config, &config::Parallel::gradient_slots, {3, 4, 8, blocks + 2});
   }
 
-  int64_t climb(Config config, int64_t config::Parallel::*slots, std::initializer_list<int64_t> counts) {
+  int64_t climb(const Config& from, int64_t config::Parallel::*slots, std::initializer_list<int64_t> counts) {
+    Config config = from;
     const int64_t most = config.model.n_layers + 2;
     int64_t chosen = config.parallel.*slots;
     double fastest = evaluate(config, world_, hardware_).timeline.step_s;

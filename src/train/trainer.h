@@ -65,7 +65,7 @@ class Trainer {
   int rank() const { return rank_; }
 
  private:
-  TrainingProgram& program() { return *plan_.program; }
+  TrainingProgram& program() const { return *plan_.program; }
   int shard() const { return rank_ % plan_.division.shards; }
   void make_communicators(comm::Bootstrap& bootstrap);
   void choose_algorithms(comm::Bootstrap& bootstrap);
