@@ -17,7 +17,6 @@
 namespace minillm::shard {
 namespace {
 
-
 // What operations name in their regions, by slot or buffer.
 struct Piece {
   std::string name;
