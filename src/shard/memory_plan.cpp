@@ -2,15 +2,14 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <iterator>
 #include <numeric>
 #include <optional>
-#include <string_view>
 #include <utility>
 
 #include "core/checked.h"
 #include "core/error.h"
+#include "core/format.h"
 #include "shard/lifetimes.h"
 #include "shard/placement.h"
 
@@ -227,12 +226,9 @@ void Planner::name_peak() {
   plan_.peak_operation = describe(schedule_.operations[peak], layout_.unit_names());
 }
 
-std::string table_row(std::string_view what, int64_t bytes, int64_t arena) {
-  char text[128];
+std::string table_row(const char* what, int64_t bytes, int64_t arena) {
   const double share = arena > 0 ? 100.0 * static_cast<double>(bytes) / static_cast<double>(arena) : 0.0;
-  std::snprintf(text, sizeof(text), "%-16.*s %10.1f MB %6.1f %%", static_cast<int>(what.size()), what.data(),
-                static_cast<double>(bytes) / 1e6, share);
-  return text;
+  return format("%-16s %10.1f MB %6.1f %%", what, static_cast<double>(bytes) / 1e6, share);
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ config::Config with_chosen_policy(const config::Config& config, comm::Bootstrap&
   int64_t bytes = -bootstrap.max(-cuda::device_capacity().free);
   if (config.memory.limit > 0) bytes = std::min(bytes, config.memory.limit);
   const PolicySearch search = search_policy(config, world, hardware, bytes);
-  if (bootstrap.rank() == 0)
+  if (search.best && bootstrap.rank() == 0)  // else the error has the table
     std::cout << "policies on " << hardware.name << ", the fastest that fits marked:\n"
               << search.table() << std::flush;
   return chosen_of(search, world, bytes);

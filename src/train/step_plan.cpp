@@ -44,8 +44,8 @@ class Planner {
             shard::make_layout(model::units(config.model), division_.shards))) {}
 
   StepPlan plan() && {
-    StepPlan best = with(config_, options_.deferred_blocks.value_or(0));
-    if (config_.train.head_chunk == 0) best = choose_head_chunk();
+    StepPlan best = config_.train.head_chunk > 0 ? with(config_, options_.deferred_blocks.value_or(0))
+                                                 : choose_head_chunk();
     if (!options_.deferred_blocks) best = defer_blocks(std::move(best));
     best.layout = std::move(layout_);
     return best;
