@@ -9,26 +9,6 @@
 namespace minillm::shard {
 namespace {
 
-// Waits are met by the last record of the other operation's event. That is this step's record for an
-// operation issued earlier in the list, else the one of the step before. So a wait for this step needs an
-// operation that comes earlier; and a wait for the step before is met in any case, where it names an earlier
-// operation by that one's copy of this step, which follows on the same stream. One event per operation serves
-// both.
-void check_waits(const Schedule& schedule, const std::vector<std::vector<Wait>>& waits) {
-  const int count = static_cast<int>(schedule.operations.size());
-  if (waits.size() != schedule.operations.size())
-    throw InternalError("Executor: waits for " + std::to_string(waits.size()) +
-                        " operations, but the schedule has " + std::to_string(count));
-  for (int i = 0; i < count; ++i)
-    for (const Wait& wait : waits[i]) {
-      const bool issued = wait.steps_back == 1 || (wait.steps_back == 0 && wait.operation < i);
-      if (wait.operation < 0 || wait.operation >= count || !issued)
-        throw InternalError("Executor: operation " + std::to_string(i) + " waits for operation " +
-                            std::to_string(wait.operation) + ", " + std::to_string(wait.steps_back) +
-                            " steps back, which is not issued before it");
-    }
-}
-
 void check_communicator(const char* name, const comm::Communicator* communicator, int size) {
   const int found = communicator == nullptr ? 1 : communicator->size();
   if (found != size)
@@ -66,7 +46,12 @@ Executor::Executor(const Schedule& schedule, const Layout& layout, const MemoryP
       parameter_type_(parameter_type),
       launch_(launch),
       event_of_operation_(schedule.operations.size(), -1) {
-  check_waits(schedule_, waits_);
+  // Waits are met by the last record of the other operation's event. That is this step's record for an
+  // operation issued earlier in the list, else the one of the step before. So a wait for this step needs an
+  // operation that comes earlier; and a wait for the step before is met in any case, where it names an
+  // earlier operation by that one's copy of this step, which follows on the same stream. One event per
+  // operation serves both.
+  check_waits("Executor", schedule_, waits_);
   check_communicator("gather", communicators_.gather, schedule_.shards);
   check_communicator("reduce", communicators_.reduce, schedule_.shards);
   check_communicator("replicate", communicators_.replicate, schedule_.replicas);

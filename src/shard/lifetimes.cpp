@@ -18,17 +18,6 @@ void join(Positions& into, const Positions& other) {
   for (int stream = 0; stream < kStreamCount; ++stream) into[stream] = std::max(into[stream], other[stream]);
 }
 
-void check_wait(const Schedule& schedule, int operation, const Wait& wait) {
-  const int count = static_cast<int>(schedule.operations.size());
-  const bool issued = wait.steps_back == 1 || (wait.steps_back == 0 && wait.operation < operation);
-  if (wait.operation >= 0 && wait.operation < count && issued) return;
-  throw InternalError(
-      "plan_memory: operation " + std::to_string(operation) + " (" +
-      describe(schedule.operations[operation], {}) + ") waits for operation " +
-      std::to_string(wait.operation) + ", " + std::to_string(wait.steps_back) +
-      " steps back; waits are for operations of the step before, or earlier ones of the same");
-}
-
 // What is known of a life while its accesses are collected.
 struct Extent {
   Positions first = nowhere();
@@ -101,15 +90,9 @@ bool is_over(const Life& life, const Positions& done) {
 
 StepOrder order_of(const Schedule& schedule, const std::vector<std::vector<Wait>>& waits) {
   const int count = static_cast<int>(schedule.operations.size());
-  if (waits.size() != schedule.operations.size())
-    throw InternalError("plan_memory: waits for " + std::to_string(waits.size()) +
-                        " operations, but the schedule has " + std::to_string(count) +
-                        "; pass derive_waits of this schedule");
+  check_waits("plan_memory", schedule, waits);
   StepOrder order{count, {}, std::vector<Positions>(static_cast<size_t>(3) * count)};
-  for (int operation = 0; operation < count; ++operation) {
-    order.stream.push_back(schedule.operations[operation].stream);
-    for (const Wait& wait : waits[operation]) check_wait(schedule, operation, wait);
-  }
+  for (const Operation& operation : schedule.operations) order.stream.push_back(operation.stream);
   std::array<Positions, kStreamCount> of_stream;
   for (Positions& positions : of_stream) positions.fill(kNoPosition);
   const auto stream_at = [&](int position) { return static_cast<int>(order.stream[position % count]); };

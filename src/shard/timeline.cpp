@@ -226,21 +226,13 @@ void check(const Schedule& schedule, const std::vector<std::vector<Wait>>& waits
                         std::to_string(costs.size()) + "; these must be equal and above 0");
   if (options.steps < 3)
     throw InternalError("simulate: " + std::to_string(options.steps) + " steps; at least 3 are needed");
+  check_waits("simulate", schedule, waits);
   const auto is_time = [](double seconds) { return std::isfinite(seconds) && seconds >= 0; };
   for (size_t i = 0; i < count; ++i) {
     if (!is_time(costs[i].latency_s) || !is_time(costs[i].busy_s))
       throw InternalError("simulate: operation " + std::to_string(i) + " costs " +
                           std::to_string(costs[i].latency_s) + " s and " + std::to_string(costs[i].busy_s) +
                           " s; both must be 0 or more");
-    for (const Wait& wait : waits[i]) {
-      const bool exists = wait.operation >= 0 && wait.operation < static_cast<int>(count);
-      const bool issued =
-          wait.steps_back == 1 || (wait.steps_back == 0 && wait.operation < static_cast<int>(i));
-      if (!exists || !issued)
-        throw InternalError("simulate: operation " + std::to_string(i) + " waits for operation " +
-                            std::to_string(wait.operation) + ", " + std::to_string(wait.steps_back) +
-                            " steps back, which is not issued before it");
-    }
   }
 }
 

@@ -4,6 +4,9 @@
 #include <array>
 #include <functional>
 #include <map>
+#include <string>
+
+#include "core/error.h"
 
 namespace minillm::shard {
 namespace {
@@ -73,6 +76,22 @@ std::vector<std::vector<Wait>> derive_waits(const Schedule& schedule) {
     for (const Region& region : operation.writes) accesses[region].write[stream] = i;
   }
   return waits;
+}
+
+void check_waits(const char* who, const Schedule& schedule, const std::vector<std::vector<Wait>>& waits) {
+  const int count = static_cast<int>(schedule.operations.size());
+  if (waits.size() != schedule.operations.size())
+    throw InternalError(std::string(who) + ": waits for " + std::to_string(waits.size()) +
+                        " operations, but the schedule has " + std::to_string(count) +
+                        "; pass derive_waits of this schedule");
+  for (int i = 0; i < count; ++i)
+    for (const Wait& wait : waits[i]) {
+      const bool issued = wait.steps_back == 1 || (wait.steps_back == 0 && wait.operation < i);
+      if (wait.operation < 0 || wait.operation >= count || !issued)
+        throw InternalError(std::string(who) + ": operation " + std::to_string(i) + " waits for operation " +
+                            std::to_string(wait.operation) + ", " + std::to_string(wait.steps_back) +
+                            " steps back, which is not issued before it");
+    }
 }
 
 }  // namespace minillm::shard

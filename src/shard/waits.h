@@ -20,4 +20,8 @@ struct Wait {
 /// unordered).
 std::vector<std::vector<Wait>> derive_waits(const Schedule& schedule);
 
+/// Throws InternalError, beginning with `who`, for waits that cannot be met: of another number of operations
+/// than the schedule has, or for an operation that does not exist or is not issued before the one that waits.
+void check_waits(const char* who, const Schedule& schedule, const std::vector<std::vector<Wait>>& waits);
+
 }  // namespace minillm::shard
