@@ -7,6 +7,9 @@ find_package(Threads REQUIRED)
 add_library(minillm_options INTERFACE)
 target_include_directories(minillm_options INTERFACE ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/src)
 target_compile_options(minillm_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>)
+if(MINILLM_SIM)  # builds to test with: containers check their indices
+  target_compile_definitions(minillm_options INTERFACE _GLIBCXX_ASSERTIONS)
+endif()
 
 if(MINILLM_SANITIZE)
   string(REPLACE "undefined" "undefined,bounds,alignment" sanitizers "${MINILLM_SANITIZE}")

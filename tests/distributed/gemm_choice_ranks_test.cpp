@@ -23,12 +23,12 @@ void disagree() {
 
 config::Config timed_config() {
   config::Config config = tiny_config();
-#if defined(__SANITIZE_THREAD__)  // a hundred times slower per fiber; orderings show at any size
-  config.model.n_layers = 1;
-  config.model.vocab_size = 11;
-  config.train.seq_len = 4;
-  config.train.micro_batch = world->size();
-#endif
+  if (kThreadSanitized) {  // orderings show at any size
+    config.model.n_layers = 1;
+    config.model.vocab_size = 11;
+    config.train.seq_len = 4;
+    config.train.micro_batch = world->size();
+  }
   config.train.micro_batch /= world->size();
   config.gemm.deterministic = false;
   return config;

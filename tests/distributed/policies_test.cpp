@@ -15,9 +15,8 @@ using Change = std::function<void(config::Config&)>;
 
 /// Few sequences: every case trains again, and none is compared with another number of ranks.
 config::Config base(DType dtype = DType::kBf16) {
-  config::Config config = tiny_config();
+  config::Config config = smallest_config(dtype);
   config.train.micro_batch = 2;
-  config.precision.param = dtype;
   return config;
 }
 
@@ -255,6 +254,42 @@ TEST(Sizes, NothingDividesByAnything) {
   const Outcome full = train(config);
   config.parallel.policy = "replicate";
   expect_near(train(config), full, 1e-5);
+}
+
+// What the sanitizers run of this program: every kind of operation, each way to launch and to share.
+TEST(Sanitized, EveryKindOfOperation) {
+  const std::vector<std::pair<const char*, Change>> ways = {
+      {"clipped, blocks computed again",
+       [](auto& c) {
+         c.train.grad_clip = 1e9;
+         c.memory.recompute = {config::Recompute::kBlock};
+       }},
+      {"weights kept, graph",
+       [](auto& c) {
+         c.parallel.policy = "grads";
+         c.train.cuda_graph = true;
+       }},
+      {"micro-batches, bf16 reduction, one gradient slot",
+       [](auto& c) {
+         c.train.grad_accumulation = 2;
+         c.train.micro_batch = 1;
+         c.precision.reduce = DType::kBf16;
+         c.parallel.gradient_slots = 1;
+       }},
+      {"groups, micro-batches reduced once",
+       [](auto& c) {
+         c.parallel.policy = "hybrid";
+         c.parallel.group_size = world->size() % 2 == 0 ? 2 : 1;
+         c.train.grad_accumulation = 2;
+         c.train.micro_batch = 1;
+         c.parallel.reduce_every_micro_batch = false;
+       }},
+      {"replicas", [](auto& c) { c.parallel.policy = "replicate"; }}};
+  const Outcome expected = train([](auto&) {});
+  for (const auto& [name, way] : ways) {
+    SCOPED_TRACE(name);
+    expect_near(train(way), expected, 2e-2);
+  }
 }
 
 }  // namespace

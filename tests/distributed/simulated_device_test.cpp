@@ -8,16 +8,7 @@
 namespace minillm::testing {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kUnderThreadSanitizer = true;
-#else
-constexpr bool kUnderThreadSanitizer = false;
-#endif
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr uint64_t kSeeds = 1;  // sanitizers find what is not ordered in any of them
-#else
-constexpr uint64_t kSeeds = 2;
-#endif
+constexpr uint64_t kSeeds = kSanitized ? 1 : 2;
 
 /// A way to share the model and to launch its steps.
 struct Way {
@@ -31,17 +22,10 @@ std::string name_of(const Way& way) {
   return std::string(way.policy) + (way.graph ? ", as graphs" : "");
 }
 
-/// Small: the order of operations matters, not how much they do.
 config::Config config_of(const Way& way) {
-  config::Config config = tiny_config();
-  config.model.vocab_size = 29;
+  config::Config config = smallest_config();
   config.model.n_layers = 3;
-  config.model.dim = 16;
-  config.model.n_heads = 2;
-  config.model.ffn_dim = 24;
-  config.train.seq_len = 5;
   config.train.micro_batch /= world->size();
-  config.precision.param = DType::kBf16;
   config.parallel.policy = way.policy;
   if (std::string_view(way.policy) == "hybrid") config.parallel.group_size = world->size() % 2 == 0 ? 2 : 1;
   config.train.cuda_graph = way.graph;
@@ -60,7 +44,7 @@ void expect_undisturbed(Disturb disturb, Restore restore) {
   uint64_t seed = static_cast<uint64_t>(world->size()) * 64;  // others for each number of ranks
   std::map<std::string, std::vector<double>> expected;
   for (const Way& way : kWays) {
-    if (kUnderThreadSanitizer && way.graph) continue;  // which takes it minutes
+    if (kThreadSanitized && way.graph) continue;  // which takes it minutes
     if (!expected.contains(way.policy)) expected[way.policy] = losses({way.policy});
     for (uint64_t i = 0; i < kSeeds; ++i, ++seed) {
       disturb(seed);
@@ -71,7 +55,7 @@ void expect_undisturbed(Disturb disturb, Restore restore) {
 }
 
 TEST(Interleaving, SeededStreamOrdersGiveTheSameLosses) {
-  if (kUnderThreadSanitizer) GTEST_SKIP() << "threads show ThreadSanitizer more";
+  if (kSanitized) GTEST_SKIP() << "threads show sanitizers more";
   expect_undisturbed([](uint64_t seed) { sim::set_streams("seed:" + std::to_string(seed)); },
                      [] { sim::set_streams("threads"); });
 }
@@ -83,6 +67,7 @@ TEST(Interleaving, DelayedStreamsGiveTheSameLosses) {
 }
 
 TEST(Interleaving, BlockAndThreadOrdersGiveTheSameLosses) {
+  if (kSanitized) GTEST_SKIP() << "the same accesses in another order";
   const std::vector<double> expected = losses();
   sim::set_order("reverse");
   EXPECT_EQ(losses(), expected);
@@ -106,7 +91,7 @@ TEST(Memory, TheDeviceMeasuresThePlannedPeak) {
 // In steady state a step is nothing but work put on streams: what it needs exists, and the host waits for
 // nothing but the read-back.
 TEST(HostWork, StepsAllocateNothingAndWaitForNothing) {
-  if (kUnderThreadSanitizer) GTEST_SKIP() << "it counts, and takes minutes";
+  if (kSanitized) GTEST_SKIP() << "it counts";
   struct Difference {
     int64_t allocations, objects, host_waits;
     explicit Difference(const sim::Counters& before, const sim::Counters& after = sim::counters())

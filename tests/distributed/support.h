@@ -13,9 +13,13 @@
 #include "comm/bootstrap.h"
 #include "config/config.h"
 #include "core/philox.h"
+#include "tests/sanitizers.h"
 #include "train/trainer.h"
 
 namespace minillm::testing {
+
+using test::kSanitized;
+using test::kThreadSanitized;
 
 /// The ranks of this mpirun, made in main().
 inline comm::Bootstrap* world = nullptr;
@@ -34,6 +38,18 @@ inline config::Config tiny_config() {
   config.train.seed = 7;
   config.train.optimizer.lr = 1e-2;
   config.precision.param = DType::kFp32;
+  return config;
+}
+
+/// Where the order of operations matters, not how much they do, and many ways to order them are tried.
+inline config::Config smallest_config(DType dtype = DType::kBf16) {
+  config::Config config = tiny_config();
+  config.model.vocab_size = 29;
+  config.model.dim = 16;
+  config.model.n_heads = 2;
+  config.model.ffn_dim = 24;
+  config.train.seq_len = 5;
+  config.precision.param = dtype;
   return config;
 }
 

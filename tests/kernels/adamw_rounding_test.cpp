@@ -10,11 +10,7 @@
 namespace minillm::kernels::testing {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-constexpr int64_t kDraws = 20'000;
-#else
-constexpr int64_t kDraws = 100'000;
-#endif
+constexpr int64_t kDraws = kThreadSanitized ? 20'000 : 100'000;
 
 struct Settings {
   uint64_t seed = 1;

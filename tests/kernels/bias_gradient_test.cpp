@@ -10,11 +10,7 @@ struct Shape {
   int columns;
 };
 
-#if defined(__SANITIZE_THREAD__)
-constexpr int64_t kTall = 3000;
-#else
-constexpr int64_t kTall = 300'000;  // more ranges than there may be
-#endif
+constexpr int64_t kTall = kSanitized ? 3000 : 300'000;  // more ranges than there may be
 
 // Rows of threads from one warp's width down to one thread; less and more than a tile in vectors, words and
 // elements; one range of rows, several, as many as there may be.

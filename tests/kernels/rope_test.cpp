@@ -147,11 +147,7 @@ TEST(Rope, Trap16_AnglesInFp32AreWrong) {
 
 // One sequence whose last position is 131071: that position's row of the table is used, for q and for k.
 TEST(Rope, Trap16_LastOfALongSequence) {
-#if defined(__SANITIZE_THREAD__)
-  const Shape s = {1, 8192, 1, 4};
-#else
-  const Shape s = {1, 131072, 1, 4};
-#endif
+  const Shape s = {1, kThreadSanitized ? 8192 : 131072, 1, 4};
   const std::vector<float> values = normal_values(s.elements(), 6);
   for (const bool inverse : {false, true}) {
     const Tensor qkv(DType::kFp32, values);

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "core/dtype.h"
+#include "tests/sanitizers.h"
 #if defined(MINILLM_SIM)
 #include "sim/control.h"
 #endif
@@ -32,13 +33,8 @@ namespace minillm::kernels::testing {
 
 inline constexpr DType kAllTypes[] = {DType::kFp32, DType::kBf16};
 
-/// Whether a sanitizer makes everything many times slower. It looks at accesses, not at values: one shape of
-/// each kind is enough for it.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
+using test::kSanitized;
+using test::kThreadSanitized;
 
 inline void check(cudaError_t code, std::source_location where = std::source_location::current()) {
   if (code != cudaSuccess)

@@ -12,11 +12,7 @@ struct Shape {
   int64_t elements() const { return rows * columns; }
 };
 
-#if defined(__SANITIZE_THREAD__)
-constexpr int64_t kManyRows = 199;
-#else
-constexpr int64_t kManyRows = 8191;
-#endif
+constexpr int64_t kManyRows = kThreadSanitized ? 199 : 8191;
 
 // Rows shorter and longer than a block's tile of 512 vectors, cut into vectors, words and elements.
 constexpr Shape kShapes[] = {{0, 8},    {1, 1},    {1, 7},         {7, 33},        {199, 7},   {199, 24},

@@ -14,15 +14,11 @@
 #include "model/transformer.h"
 #include "shard/layout.h"
 #include "shard/schedule.h"
+#include "tests/sanitizers.h"
 
 namespace minillm::model::test {
 
-/// Whether a sanitizer makes everything many times slower. It looks at accesses, not at values.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
+using minillm::test::kSanitized;
 
 /// Two blocks, sizes of which none divides another.
 config::Model small_model(bool rope_and_final_norm);

@@ -9,18 +9,15 @@
 #include "shard/hazards.h"
 #include "shard/waits.h"
 #include "sim/control.h"
+#include "tests/sanitizers.h"
 #include "toy.h"
 #include "toy_policies.h"
 
 namespace minillm::shard {
 namespace {
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kUnderThreadSanitizer = true;
-#else
-constexpr bool kUnderThreadSanitizer = false;
-#endif
-
+using test::kSanitized;
+using test::kThreadSanitized;
 using Waits = std::vector<std::vector<Wait>>;
 
 constexpr int kSteps = 3;
@@ -45,7 +42,7 @@ class Interleaving : public testing::Test {
 };
 
 TEST_F(Interleaving, SeededOrdersGiveEqualBitsForEveryPolicy) {
-  if (kUnderThreadSanitizer) GTEST_SKIP() << "threads show ThreadSanitizer more";
+  if (kSanitized) GTEST_SKIP() << "threads show sanitizers more";
   const int repetitions = ranks().size() > 2 ? 1 : 3;
   int seed = 0;
   for (const NamedPolicy& named : toy_policies(ranks().size()))
@@ -60,7 +57,7 @@ TEST_F(Interleaving, DelayedThreadsGiveEqualBitsForEveryPolicy) {
   std::set<std::string> policies;
   uint64_t seed = 0;
   for (const NamedPolicy& named : toy_policies(ranks().size())) {
-    const bool graph = !kUnderThreadSanitizer || policies.size() % 4 == 0;
+    const bool graph = !kThreadSanitized || policies.size() % 4 == 0;
     for (Launch launch : {Launch::kEager, Launch::kGraph}) {
       if (launch == Launch::kGraph && !graph) continue;
       if (seed % 2 == 0) sim::set_delay(seed);
@@ -109,8 +106,7 @@ bool must_show(OpKind awaited, OpKind waiting) {
 }
 
 TEST_F(LeftOut, EveryWaitIsReportedAndThoseThatMoveDataShow) {
-  if (ranks().size() != 2 || kUnderThreadSanitizer)
-    GTEST_SKIP() << "two ranks show it, and races end the program under ThreadSanitizer";
+  if (ranks().size() != 2 || kSanitized) GTEST_SKIP() << "two ranks show it, and sanitizers end the program";
   std::set<std::pair<OpKind, OpKind>> shown;
   for (size_t i = 0; i < derived_.size(); ++i)
     for (size_t w = 0; w < derived_[i].size(); ++w) {
@@ -129,7 +125,7 @@ TEST_F(LeftOut, EveryWaitIsReportedAndThoseThatMoveDataShow) {
 
 // On a single rank only norms and updates overlap with compute.
 TEST_F(LeftOut, NormsDoNotRunAheadOfTheGradients) {
-  if (ranks().size() > 1 || kUnderThreadSanitizer) GTEST_SKIP() << "for a single rank; races end the program";
+  if (ranks().size() > 1 || kSanitized) GTEST_SKIP() << "for a single rank; sanitizers end the program";
   Waits waits = derived_;
   for (size_t i = 0; i < waits.size(); ++i)
     if (schedule_.operations[i].kind == OpKind::kSquareNorm) waits[i].clear();

@@ -16,18 +16,14 @@
 #include "shard/waits.h"
 #include "sim/clock.h"
 #include "sim/control.h"
+#include "tests/sanitizers.h"
 #include "toy.h"
 #include "toy_policies.h"
 
 namespace minillm::shard {
 namespace {
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kSanitized = true;  // one repetition shows it all, and faults end the program
-#else
-constexpr bool kSanitized = false;
-#endif
-
+using test::kSanitized;
 using Waits = std::vector<std::vector<Wait>>;
 using Costs = std::vector<OperationCost>;
 
