@@ -17,17 +17,6 @@ void check_slots(const char* key, int found, int least, const char* reason) {
                    std::to_string(least) + " or more, because " + reason + ". Use 2, the default.");
 }
 
-// Whether all units that have several segments have the same.
-bool segmented_alike(const Layout& layout) {
-  const UnitLayout* first = nullptr;
-  for (const UnitLayout& unit : layout.units) {
-    if (unit.segments.size() == 1) continue;
-    if (first != nullptr && unit.segments != first->segments) return false;
-    first = &unit;
-  }
-  return true;
-}
-
 // Whether the gradients of a turn can be reduced after it.
 bool completes_gradients(OpKind kind) {
   return makes_gradients(kind) && kind != OpKind::kBackwardInput;
@@ -41,7 +30,8 @@ class Builder {
         policy_(policy),
         units_(static_cast<int>(layout.units.size())),
         turns_(make_turns(layout, policy)),
-        segmented_alike_(segmented_alike(layout)) {
+        parts_(layout, PlaceParts::Of::kFlatBuffers),
+        shard_parts_(layout, PlaceParts::Of::kShards) {
     schedule_.shards = layout.world;
     schedule_.replicas = policy.replicas;
     schedule_.micro_batches = policy.micro_batches;
@@ -135,25 +125,23 @@ class Builder {
     schedule_.operations.push_back(std::move(operation));
   }
 
-  void add_parts(Regions& regions, RegionKind kind, int index, int parts, int segment) const {
-    const int first = std::max(segment, 0), end = segment < 0 ? parts : segment + 1;
-    for (int part = first; part < end; ++part) regions.push_back({kind, index, part});
+  static Regions parts_of(RegionKind kind, int index, PlaceParts::Range parts) {
+    Regions regions;
+    for (int part = parts.first; part < parts.end; ++part) regions.push_back({kind, index, part});
+    return regions;
   }
 
   // Segments of a unit's own memory.
   Regions of_unit(RegionKind kind, int unit, int segment) const {
-    Regions regions;
-    add_parts(regions, kind, unit, static_cast<int>(layout_.units[unit].segments.size()), segment);
-    return regions;
+    const int all = static_cast<int>(layout_.units[unit].segments.size());
+    return parts_of(kind, unit,
+                    segment < 0 ? PlaceParts::Range{0, all} : PlaceParts::Range{segment, segment + 1});
   }
 
-  // Segments of a slot, which units take in turn. Where these are segmented in different ways, segments of
-  // one overlap those of another, and any of a unit is all of the slot; so is one that is all of the unit.
+  // Segments of a slot, which units take in turn.
   Regions of_slot(RegionKind kind, int slot, int unit, int segment) const {
-    Regions regions;
-    const bool whole = layout_.units[unit].segments.size() == 1 || !segmented_alike_;
-    add_parts(regions, kind, slot, layout_.most_segments(), whole ? -1 : segment);
-    return regions;
+    const PlaceParts& parts = kind == RegionKind::kGradientShard ? shard_parts_ : parts_;
+    return parts_of(kind, slot, parts.of(layout_.units[unit], segment));
   }
 
   static Regions join(Regions a, const Regions& b) {
@@ -333,7 +321,7 @@ class Builder {
   const Policy& policy_;
   int units_ = 0;
   std::vector<Turn> turns_;
-  bool segmented_alike_ = true;
+  PlaceParts parts_, shard_parts_;  // of slots
   Schedule schedule_;
   WeightPlan weights_;
   GradientPlan gradients_;

@@ -94,6 +94,26 @@ std::span<const Segment> segments_of(const UnitLayout& unit, int segment) {
   return segment < 0 ? all : all.subspan(static_cast<size_t>(segment), 1);
 }
 
+PlaceParts::PlaceParts(const Layout& layout, Of what) : what_(what) {
+  std::set<int64_t> starts;
+  for (const UnitLayout& unit : layout.units)
+    for (const Segment& segment : unit.segments)
+      starts.insert(what == Of::kShards ? segment.shard_offset : segment.offset);
+  starts_.assign(starts.begin(), starts.end());
+}
+
+PlaceParts::Range PlaceParts::of(const UnitLayout& unit, int segment) const {
+  const std::span<const Segment> segments = segments_of(unit, segment);
+  const Segment &front = segments.front(), &back = segments.back();
+  const bool shards = what_ == Of::kShards;
+  const int64_t begin = shards ? front.shard_offset : front.offset;
+  const int64_t end = shards ? back.shard_offset + back.shard_elements : back.offset + back.padded_elements;
+  const auto parts_before = [&](int64_t element) {
+    return static_cast<int>(std::ranges::lower_bound(starts_, element) - starts_.begin());
+  };
+  return {parts_before(begin), parts_before(end)};
+}
+
 std::vector<std::string> Layout::unit_names() const {
   std::vector<std::string> names;
   for (const UnitLayout& unit : units) names.push_back(unit.name);

@@ -81,6 +81,27 @@ struct Layout {
 /// The segments that `segment` names: itself, or all of the unit for -1.
 std::span<const Segment> segments_of(const UnitLayout& unit, int segment);
 
+/// The parts of a place that units take in turn, each from its beginning. It is cut wherever a segment of any
+/// unit begins, so that segments of two units overlap exactly where they have a part in common; where all
+/// units that have several segments have the same, the parts are these.
+class PlaceParts {
+ public:
+  enum class Of : uint8_t { kFlatBuffers, kShards };
+  PlaceParts(const Layout& layout, Of what);
+
+  struct Range {
+    int first = 0;
+    int end = 0;
+    friend bool operator==(const Range&, const Range&) = default;
+  };
+  /// The parts that a segment of a unit lies in; -1: all its segments.
+  Range of(const UnitLayout& unit, int segment) const;
+
+ private:
+  Of what_;
+  std::vector<int64_t> starts_;  // of the parts, in order; the last one has no end
+};
+
 /// Throws InternalError for world < 1, an empty unit, a tensor with a dimension < 1, less reserved than it
 /// has, a segment out of order or a repeated name.
 Layout make_layout(const std::vector<UnitSpec>& units, int world);

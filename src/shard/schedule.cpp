@@ -146,13 +146,15 @@ std::string describe(const Operation& operation, const std::vector<std::string>&
 }
 
 std::string describe(const Region& region, const std::vector<std::string>& unit_names) {
-  const auto with_part = [&](std::string text) {
-    return region.part > 0 ? text.append(" segment ").append(std::to_string(region.part)) : text;
+  const auto with_part = [&](std::string text, const char* part) {
+    return region.part > 0 ? text.append(part).append(std::to_string(region.part)) : text;
   };
   const auto of_unit = [&](const char* what) {
-    return with_part(what + unit_name(region.index, unit_names));
+    return with_part(what + unit_name(region.index, unit_names), " segment ");
   };
-  const auto numbered = [&](const char* what) { return with_part(what + std::to_string(region.index)); };
+  const auto numbered = [&](const char* what) {
+    return with_part(what + std::to_string(region.index), " part ");
+  };
   switch (region.kind) {
     case RegionKind::kParameterShard:
       return of_unit("parameter shard of ");

@@ -80,7 +80,7 @@ enum class RegionKind : uint8_t {
 struct Region {
   RegionKind kind{};
   int index = 0;
-  int part = 0;  ///< of shards, gradient slots and partials: a segment. Accesses to all name every part
+  int part = 0;  ///< of what belongs to a unit: a segment; of slots and shard slots: see PlaceParts
   friend auto operator<=>(const Region&, const Region&) = default;
 };
 

@@ -74,12 +74,12 @@ class GradientReplay : protected ReplayBase {
                "the gradients of earlier micro-batches are not there");
         part.micro_batches |= bit;
       }
-      part.stage = op.kind == OpKind::kBackwardInput ? Stage::kMaking : Stage::kMade;
-      writes(sharded() ? RegionKind::kGradientSlot : RegionKind::kGradientShard,
-             sharded() ? op.gradient_slot : op.shard_slot, segment);
-      if (op.accumulate)
-        reads(sharded() ? RegionKind::kGradientSlot : RegionKind::kGradientShard,
-              sharded() ? op.gradient_slot : op.shard_slot, segment);
+      const bool of_head = op.unit + 1 == std::ssize(layout_.units);
+      part.stage = op.kind == OpKind::kBackwardInput && !of_head ? Stage::kMaking : Stage::kMade;
+      const RegionKind kind = sharded() ? RegionKind::kGradientSlot : RegionKind::kGradientShard;
+      const int slot = sharded() ? op.gradient_slot : op.shard_slot;
+      writes_slot(kind, slot, op.unit, segment);
+      if (op.accumulate) reads_slot(kind, slot, op.unit, segment);
     }
   }
 
@@ -99,11 +99,13 @@ class GradientReplay : protected ReplayBase {
     GradientPlace& from = from_slot ? gradient_slot(op) : wire_[0];
     for (int segment : segments(op.unit, op.segment)) {
       const unsigned micro_batches = take(from, op, segment);
-      reads(from_slot ? RegionKind::kGradientSlot : RegionKind::kWireSlot, from_slot ? op.gradient_slot : 0,
-            from_slot ? segment : 0);
+      if (from_slot)
+        reads_slot(RegionKind::kGradientSlot, op.gradient_slot, op.unit, segment);
+      else
+        reads(RegionKind::kWireSlot);
       if (op.kind == OpKind::kReduceScatter && !reduces_apart()) {
         claim(shard_slot(op), op, segment) = {Stage::kReduced, micro_batches};
-        writes(RegionKind::kGradientShard, op.shard_slot, segment);
+        writes_slot(RegionKind::kGradientShard, op.shard_slot, op.unit, segment);
         continue;
       }
       const bool to_wire = op.kind == OpKind::kCast;
@@ -125,8 +127,8 @@ class GradientReplay : protected ReplayBase {
              "the gradients of earlier micro-batches are not there");
       part = {Stage::kReduced, part.micro_batches | micro_batches};
       reads(RegionKind::kReducedPiece);
-      writes(RegionKind::kGradientShard, op.shard_slot, segment);
-      if (op.accumulate) reads(RegionKind::kGradientShard, op.shard_slot, segment);
+      writes_slot(RegionKind::kGradientShard, op.shard_slot, op.unit, segment);
+      if (op.accumulate) reads_slot(RegionKind::kGradientShard, op.shard_slot, op.unit, segment);
     }
   }
 
@@ -135,11 +137,11 @@ class GradientReplay : protected ReplayBase {
     for (int segment : segments(op.unit, op.segment)) {
       Part& part = find(shard_slot(op), op, segment);
       expect(part.micro_batches == all_, "gradients of some micro-batches are missing");
-      reads(RegionKind::kGradientShard, op.shard_slot, segment);
+      reads_slot(RegionKind::kGradientShard, op.shard_slot, op.unit, segment);
       if (op.kind == OpKind::kAllReduceGradient) {
         expect(part.stage == reduced, "the gradients are not reduced, or summed already");
         part.stage = Stage::kSummed;
-        writes(RegionKind::kGradientShard, op.shard_slot, segment);
+        writes_slot(RegionKind::kGradientShard, op.shard_slot, op.unit, segment);
       } else if (op.kind == OpKind::kSquareNorm) {
         expect(part.stage == (replicated() ? Stage::kSummed : reduced), "the gradients are not complete");
         part.stage = Stage::kNormed;
@@ -155,7 +157,8 @@ class GradientReplay : protected ReplayBase {
   void read_shards() {
     for (size_t slot = 0; slot < shards_.size(); ++slot)
       for (size_t segment = 0; segment < shards_[slot].parts.size(); ++segment)
-        reads(RegionKind::kGradientShard, static_cast<int>(slot), static_cast<int>(segment));
+        reads_slot(RegionKind::kGradientShard, static_cast<int>(slot), shards_[slot].unit,
+                   static_cast<int>(segment));
   }
 
   void end_gradients() {

@@ -43,6 +43,47 @@ TEST(Layout, OffsetsDoNotDependOnTheWorld) {
   }
 }
 
+TEST(Layout, PartsOfPlacesAreTheSegmentsWhereOneKindOfUnitHasSome) {
+  const Layout layout = make_layout(make_segmented_units(3, 20), 2);
+  for (const auto of : {PlaceParts::Of::kFlatBuffers, PlaceParts::Of::kShards}) {
+    const PlaceParts parts(layout, of);
+    for (size_t unit : {1, 2, 3}) {
+      EXPECT_EQ(parts.of(layout.units[unit], 0), (PlaceParts::Range{0, 1}));
+      EXPECT_EQ(parts.of(layout.units[unit], 1), (PlaceParts::Range{1, 2}));
+      EXPECT_EQ(parts.of(layout.units[unit], -1), (PlaceParts::Range{0, 2}));
+    }
+  }
+}
+
+// Of two units from the beginning of one place, element by element.
+TEST(Layout, SegmentsHaveAPartInCommonWhereTheyOverlap) {
+  int overlaps = 0, apart = 0;
+  for (unsigned seed = 0; seed < 100; ++seed) {
+    const Layout layout = make_random_case(seed).layout;
+    for (const bool shards : {false, true}) {
+      const PlaceParts parts(layout, shards ? PlaceParts::Of::kShards : PlaceParts::Of::kFlatBuffers);
+      const auto extent = [&](const Segment& s) {
+        return shards ? std::pair(s.shard_offset, s.shard_offset + s.shard_elements)
+                      : std::pair(s.offset, s.offset + s.padded_elements);
+      };
+      for (const UnitLayout& a : layout.units)
+        for (const UnitLayout& b : layout.units)
+          for (int i = 0; i < std::ssize(a.segments); ++i)
+            for (int j = 0; j < std::ssize(b.segments); ++j) {
+              const auto [a_begin, a_end] = extent(a.segments[static_cast<size_t>(i)]);
+              const auto [b_begin, b_end] = extent(b.segments[static_cast<size_t>(j)]);
+              const PlaceParts::Range of_a = parts.of(a, i), of_b = parts.of(b, j);
+              const bool common = of_a.first < of_b.end && of_b.first < of_a.end;
+              const bool overlap = a_begin < b_end && b_begin < a_end;
+              EXPECT_EQ(common, overlap) << "seed " << seed;
+              ++(common ? overlaps : apart);
+            }
+    }
+  }
+  EXPECT_GT(overlaps, 1000);
+  EXPECT_GT(apart, 1000);
+}
+
 TEST(Layout, PiecesCoverEveryElementOnce) {
   for (int world : {1, 2, 3, 4, 7})
     for (int64_t dim : {1, 5, 64, 131}) {

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <numeric>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -48,6 +50,31 @@ class ReplayBase {
   void writes(RegionKind kind, int index = 0, int part = 0) {
     const Region region{kind, index, part};
     expect(has(current().writes, region), "does not declare that it writes " + describe(region, {}));
+  }
+
+  // The same of all parts of a slot that a segment of the unit lies in.
+  void reads_slot(RegionKind kind, int slot, int unit, int segment) {
+    for (int part : parts(kind, unit, segment)) reads(kind, slot, part);
+  }
+  void writes_slot(RegionKind kind, int slot, int unit, int segment) {
+    for (int part : parts(kind, unit, segment)) writes(kind, slot, part);
+  }
+  // Places are cut where segments begin. So an element is in the part with the number of different beginnings
+  // up to it, from 0, and a segment in the parts of all of its elements at which one begins.
+  std::vector<int> parts(RegionKind kind, int unit, int segment) const {
+    const bool shards = kind == RegionKind::kGradientShard;
+    const auto begin_of = [&](const Segment& s) { return shards ? s.shard_offset : s.offset; };
+    const Segment& own = layout_.units[unit].segments[static_cast<size_t>(segment)];
+    const int64_t end = begin_of(own) + (shards ? own.shard_elements : own.padded_elements);
+    std::set<int64_t> before, inside;
+    for (const UnitLayout& other : layout_.units)
+      for (const Segment& s : other.segments) {
+        if (begin_of(s) < begin_of(own)) before.insert(begin_of(s));
+        if (begin_of(s) >= begin_of(own) && begin_of(s) < end) inside.insert(begin_of(s));
+      }
+    std::vector<int> numbers(inside.size());
+    std::iota(numbers.begin(), numbers.end(), static_cast<int>(before.size()));
+    return numbers;
   }
 
   std::vector<int> segments(int unit, int segment) const {

@@ -71,7 +71,7 @@ class Replay : GradientReplay {
         expect(other.unit != op.unit || other.steps[segment] != wanted, "is gathered already");
       place.steps[segment] = wanted;
       reads(RegionKind::kParameterShard, op.unit, segment);
-      writes(RegionKind::kWeightSlot, op.weight_slot, segment);
+      writes_slot(RegionKind::kWeightSlot, op.weight_slot, op.unit, segment);
     }
   }
 
@@ -100,7 +100,7 @@ class Replay : GradientReplay {
     const WeightPlace& place = weights_.at(static_cast<size_t>(op.weight_slot));
     for (int segment : segments(op.unit, -1)) {
       expect(place.unit == op.unit && place.steps[segment] == step_, "its slot holds other weights");
-      reads(RegionKind::kWeightSlot, op.weight_slot, segment);
+      reads_slot(RegionKind::kWeightSlot, op.weight_slot, op.unit, segment);
     }
   }
 
