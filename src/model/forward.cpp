@@ -21,7 +21,8 @@ void Transformer::compute(const shard::Operation& operation, const shard::Operan
     case OpKind::kHeadLoss:
       return head_loss(operation, o, blas, stream);
     default:
-      return backward(operation, o, blas, stream);
+      return operation.unit == head_unit() ? head_backward_input(operation, o, blas, stream)
+                                           : backward(operation, o, blas, stream);
   }
 }
 

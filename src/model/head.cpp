@@ -1,5 +1,5 @@
 // The last unit: final norm, projection to the vocabulary and the loss, forward and backward at once, chunk
-// by chunk.
+// by chunk; or with the gradient of its input apart, so that the weight's is on its way meanwhile.
 #include <algorithm>
 
 #include "core/checked.h"
@@ -41,71 +41,109 @@ void Transformer::project(const void* in, int64_t rows, const shard::Operands& o
            stream);
 }
 
-void Transformer::head_loss(const shard::Operation& operation, const shard::Operands& o, cuda::BlasLt& blas,
-                            cudaStream_t stream) const {
-  const int64_t dim = model_.dim, columns = padded_vocabulary(model_);
-  const void* table = weight(o, head_weight_, dtype_);
-  void* x = buffer(o, input_[head_unit()]);
-  void* normed = head_input(x, rows_, o, stream);
-  void* d = buffer(o, d_residual_);
-  void* logits = buffer(o, wide_);
-  float* losses = buffer<float>(o, losses_);
-  float* scale = buffer<float>(o, loss_scale_);
+/// The parts of the head's pass. Rows are those of a chunk, whose logits, and then their gradient, the wide
+/// scratch holds.
+struct Transformer::HeadPass {
+  const Transformer& t;
+  const shard::Operation& operation;
+  const shard::Operands& o;
+  cuda::BlasLt& blas;
+  cudaStream_t stream;
 
-  kernels::reciprocal_of_count(scale, o.valid_count, stream);
-  for (int64_t first = 0; first < rows_; first += chunk_rows()) {
-    const int64_t rows = std::min(chunk_rows(), rows_ - first);
-    const void* in = row_of(normed, first, dim, dtype_);
-    project(in, rows, o, blas, stream);
-    kernels::cross_entropy({.logits = logits,
-                            .loss = losses + first,
-                            .targets = ids(targets_, operation, o) + first,
-                            .scale = scale,
-                            .rows = rows,
-                            .vocabulary = narrow<int>(model_.vocab_size),
-                            .columns = narrow<int>(columns),
-                            .dtype = dtype_},
+  struct Rows {
+    int64_t first, count;
+  };
+
+  int64_t dim() const { return t.model_.dim; }
+  int64_t columns() const { return padded_vocabulary(t.model_); }
+  void* logits() const { return buffer(o, t.wide_); }
+  void* row(void* matrix, int64_t first) const { return row_of(matrix, first, dim(), t.dtype_); }
+
+  /// The loss of each row, and the gradient of the logits.
+  void loss(Rows rows, void* in) const {
+    t.project(row(in, rows.first), rows.count, o, blas, stream);
+    kernels::cross_entropy({.logits = logits(),
+                            .loss = buffer<float>(o, t.losses_) + rows.first,
+                            .targets = t.ids(t.targets_, operation, o) + rows.first,
+                            .scale = buffer<float>(o, t.loss_scale_),
+                            .rows = rows.count,
+                            .vocabulary = narrow<int>(t.model_.vocab_size),
+                            .columns = narrow<int>(columns()),
+                            .dtype = t.dtype_},
                            stream);
-    blas.run({.m = rows,
-              .n = dim,
-              .k = columns,
-              .a = logits,
-              .b = table,
-              .d = row_of(d, first, dim, dtype_),
-              .input = dtype_,
-              .output = dtype_},
-             stream);
-    float* d_table = o.gradients + head_weight_;
-    blas.run({.m = columns,
-              .n = dim,
-              .k = rows,
-              .a = logits,
+  }
+  void weight_gradient(Rows rows, void* in) const {
+    float* d_table = o.gradients + t.head_weight_;
+    blas.run({.m = columns(),
+              .n = dim(),
+              .k = rows.count,
+              .a = logits(),
               .transpose_a = true,
-              .b = in,
+              .b = row(in, rows.first),
               .d = d_table,
               .c = d_table,
-              .beta = first == 0 && !operation.accumulate ? 0.0f : 1.0f,
-              .input = dtype_,
+              .beta = rows.first == 0 && !operation.accumulate ? 0.0f : 1.0f,
+              .input = t.dtype_,
               .output = DType::kFp32},
              stream);
   }
-  float* scratch = buffer<float>(o, kernel_scratch_);
-  kernels::sum({.out = o.loss_sum, .in = losses, .scratch = scratch, .count = rows_, .square = false},
-               stream);
-  if (model_.final_norm)
+  void input_gradient(Rows rows) const {
+    blas.run({.m = rows.count,
+              .n = dim(),
+              .k = columns(),
+              .a = logits(),
+              .b = weight(o, t.head_weight_, t.dtype_),
+              .d = row(buffer(o, t.d_residual_), rows.first),
+              .input = t.dtype_,
+              .output = t.dtype_},
+             stream);
+  }
+  /// From the gradient of what is projected to that of the head's input, in place.
+  void through_norm() const {
+    if (!t.model_.final_norm) return;
+    void* d = buffer(o, t.d_residual_);
     kernels::rmsnorm_backward({.dx = d,
-                               .dweight = o.gradients + head_norm_,
+                               .dweight = o.gradients + t.head_norm_,
                                .dy = d,
-                               .x = x,
-                               .weight = weight(o, head_norm_, dtype_),
-                               .rstd = buffer<float>(o, final_rstd_),
+                               .x = buffer(o, t.input_[t.head_unit()]),
+                               .weight = weight(o, t.head_norm_, t.dtype_),
+                               .rstd = buffer<float>(o, t.final_rstd_),
                                .residual = nullptr,
-                               .scratch = scratch,
-                               .rows = rows_,
-                               .columns = narrow<int>(dim),
-                               .dtype = dtype_,
+                               .scratch = buffer<float>(o, t.kernel_scratch_),
+                               .rows = t.rows_,
+                               .columns = narrow<int>(dim()),
+                               .dtype = t.dtype_,
                                .accumulate = operation.accumulate},
                               stream);
+  }
+};
+
+void Transformer::head_loss(const shard::Operation& operation, const shard::Operands& o, cuda::BlasLt& blas,
+                            cudaStream_t stream) const {
+  const HeadPass pass{*this, operation, o, blas, stream};
+  const bool whole = operation.segment < 0;
+  void* in = head_input(buffer(o, input_[head_unit()]), rows_, o, stream);
+  kernels::reciprocal_of_count(buffer<float>(o, loss_scale_), o.valid_count, stream);
+  for (int64_t first = 0; first < rows_; first += chunk_rows()) {
+    const HeadPass::Rows rows{first, std::min(chunk_rows(), rows_ - first)};
+    pass.loss(rows, in);
+    pass.weight_gradient(rows, in);
+    if (whole) pass.input_gradient(rows);
+  }
+  kernels::sum({.out = o.loss_sum,
+                .in = buffer<float>(o, losses_),
+                .scratch = buffer<float>(o, kernel_scratch_),
+                .count = rows_,
+                .square = false},
+               stream);
+  if (whole) pass.through_norm();
+}
+
+void Transformer::head_backward_input(const shard::Operation& operation, const shard::Operands& o,
+                                      cuda::BlasLt& blas, cudaStream_t stream) const {
+  const HeadPass pass{*this, operation, o, blas, stream};
+  pass.input_gradient({0, rows_});
+  pass.through_norm();
 }
 
 void Transformer::logits_of(int64_t row, const shard::Operands& o, cuda::BlasLt& blas,

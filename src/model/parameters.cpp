@@ -52,8 +52,8 @@ void for_each_parameter(const config::Model& model, const std::function<void(con
     uniform(block + "ffn.up.weight", {ffn, dim}, unit, linear_bound(dim), kFeedForward);
     uniform(block + "ffn.down.weight", {dim, ffn}, unit, linear_bound(ffn), kFeedForward);
   }
-  if (model.final_norm) norm("final_norm.weight", head, 0);
-  uniform(kHeadWeight, {vocabulary, dim}, head, linear_bound(dim), 0);
+  if (model.final_norm) norm("final_norm.weight", head, kFinalNorm);
+  uniform(kHeadWeight, {vocabulary, dim}, head, linear_bound(dim), model.final_norm ? kProjection : 0);
 }
 
 std::vector<shard::UnitSpec> units(const config::Model& model) {

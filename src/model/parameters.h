@@ -20,6 +20,13 @@ enum BlockSegment : int {
   kFeedForward,      ///< norm2.weight, ffn.up.weight, ffn.down.weight
 };
 
+/// Segments of a head with a final norm, whose gradient is known last; without one there is the projection
+/// only, as segment 0.
+enum HeadSegment : int {
+  kFinalNorm,   ///< final_norm.weight
+  kProjection,  ///< head.weight
+};
+
 struct Parameter {
   std::string name;            ///< as PyTorch names it: "layers.3.attn.in_proj_weight"
   std::vector<int64_t> shape;  ///< row-major; Linear weights are [out, in]
@@ -28,7 +35,7 @@ struct Parameter {
   /// projection, U(±1/√fan_in) for the other Linear weights, 0 for biases, 1 for norms.
   kernels::Distribution distribution = kernels::Distribution::kConstant;
   float a = 0;      ///< parameter of the distribution (kernels/initialize.h)
-  int segment = 0;  ///< of the unit: a BlockSegment in blocks, 0 elsewhere
+  int segment = 0;  ///< of the unit: a BlockSegment or HeadSegment; 0 where it has only one
 };
 
 /// Rows that the head's weight has in memory: the vocabulary and zeros up to a multiple of 64, so that every
@@ -38,8 +45,8 @@ int64_t padded_vocabulary(const config::Model& model);
 /// Calls `visit` for every parameter, units in forward order.
 void for_each_parameter(const config::Model& model, const std::function<void(const Parameter&)>& visit);
 
-/// The units that are gathered as one: embedding, blocks, head with the final norm. Blocks have the segments
-/// above, the others one each.
+/// The units that are gathered as one: embedding, blocks, head with the final norm. Blocks and heads with a
+/// final norm have the segments above, the others one each.
 std::vector<shard::UnitSpec> units(const config::Model& model);
 
 }  // namespace minillm::model

@@ -135,10 +135,13 @@ bool Transformer::knows(const shard::Operation& operation) const {
     case OpKind::kBackward:
       return unit == 0 || block;
     case OpKind::kHeadLoss:
-      return unit == head_unit();
+      return unit == head_unit() &&
+             (operation.segment < 0 || (splits_head() && operation.segment == projection_segment()));
     case OpKind::kRecompute:
       return block && blocks_[unit].recompute == Recompute::kBlock;
     case OpKind::kBackwardInput:
+      if (unit == head_unit())
+        return splits_head() && operation.segment == (model_.final_norm ? kFinalNorm : -1);
       return block && blocks_[unit].splits;
     case OpKind::kBackwardWeight:
       return block && blocks_[unit].splits && operation.segment >= -1 && operation.segment <= kFeedForward;
@@ -153,7 +156,7 @@ void Transformer::check(const shard::Operation& operation) const {
       "Transformer: '" + describe(operation, layout_.unit_names()) + "' is no operation of this model of " +
       std::to_string(model_.n_layers) + " blocks and " + std::to_string(shape_.micro_batches) +
       " micro-batches. Only blocks that are recomputed whole have kRecompute, and of those only the deferred "
-      "have kBackwardInput and kBackwardWeight.");
+      "have kBackwardInput and kBackwardWeight. A head whose rows are several chunks is not split.");
 }
 
 int64_t Transformer::chunk_rows() const {

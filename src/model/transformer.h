@@ -11,6 +11,10 @@
 // in buffers of the block; kBackwardWeight computes a segment's weight gradients from those at any later
 // time. Losses and gradients are bitwise the same either way, and with every Recompute.
 //
+// The head is kHeadLoss: all of it, forward and backward, chunk by chunk. Where its rows are one chunk, it
+// may be two operations: kHeadLoss of the projection's segment, which ends with that segment's gradient and
+// leaves the gradient of the logits; and kBackwardInput. Same bits again.
+//
 // Passes follow each other on one stream, so all share one set of scratch buffers: it costs what the most
 // demanding operation needs, however many micro-batches a step has.
 #pragma once
@@ -26,6 +30,7 @@
 #include "core/dtype.h"
 #include "cuda/gemm.h"
 #include "kernels/attention.h"
+#include "model/parameters.h"
 #include "shard/layout.h"
 #include "shard/program.h"
 
@@ -61,8 +66,9 @@ class Transformer {
 
   // The model's operations: kForward of all units but the head; kHeadLoss; kBackward of the others;
   // kRecompute of kBlock blocks, between kForward and the backward pass; kBackwardInput and then
-  // kBackwardWeight (of a BlockSegment, or -1: of all) of blocks. Each member throws InternalError for any
-  // other.
+  // kBackwardWeight (of a BlockSegment, or -1: of all) of blocks; and where splits_head(), kHeadLoss of
+  // projection_segment() and then kBackwardInput of the head, of kFinalNorm, or of -1 where there is none.
+  // Each member throws InternalError for any other.
 
   /// Also for kUpload and kBegin, which write and read the inputs.
   shard::BufferUse uses(const shard::Operation& operation) const;
@@ -85,6 +91,10 @@ class Transformer {
   int logits() const { return wide_; }
   /// Buffers of logits_of().
   shard::BufferUse logits_uses() const;
+
+  /// Whether the head's rows are one chunk, so that the gradient of all logits outlasts kHeadLoss.
+  bool splits_head() const { return shape_.head_chunk >= rows_; }
+  int projection_segment() const { return model_.final_norm ? kProjection : 0; }
 
   int unit_count() const { return static_cast<int>(model_.n_layers) + 2; }
   int head_unit() const { return unit_count() - 1; }
@@ -109,6 +119,7 @@ class Transformer {
   };
   struct ForwardPass;
   struct BackwardPass;
+  struct HeadPass;
   class WorkList;
 
   int add(std::string name, int64_t bytes, shard::Purpose purpose);
@@ -126,6 +137,8 @@ class Transformer {
                cudaStream_t stream) const;
   void head_loss(const shard::Operation& operation, const shard::Operands& o, cuda::BlasLt& blas,
                  cudaStream_t stream) const;
+  void head_backward_input(const shard::Operation& operation, const shard::Operands& o, cuda::BlasLt& blas,
+                           cudaStream_t stream) const;
   void backward(const shard::Operation& operation, const shard::Operands& o, cuda::BlasLt& blas,
                 cudaStream_t stream) const;
   void backward_embedding(const shard::Operation& operation, const shard::Operands& o,
@@ -144,7 +157,8 @@ class Transformer {
 
   shard::BufferUse to_pre_activation_uses(int unit, const Activations& a, int scratch) const;
   shard::BufferUse forward_uses(int unit) const;
-  shard::BufferUse head_uses() const;
+  shard::BufferUse head_loss_uses(bool whole) const;
+  shard::BufferUse head_backward_input_uses() const;
   shard::BufferUse backward_uses(int unit) const;
   shard::BufferUse backward_input_uses(int unit) const;
   shard::BufferUse backward_weight_uses(int unit, int segment) const;

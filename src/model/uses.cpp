@@ -29,11 +29,11 @@ BufferUse Transformer::uses(const shard::Operation& operation) const {
     case OpKind::kForward:
       return unit == 0 ? BufferUse{{tokens_}, {input_[1]}} : forward_uses(unit);
     case OpKind::kHeadLoss:
-      return head_uses();
+      return head_loss_uses(/*whole=*/operation.segment < 0);
     case OpKind::kRecompute:
       return to_pre_activation_uses(unit, blocks_[unit].saved, narrow_);
     case OpKind::kBackwardInput:
-      return backward_input_uses(unit);
+      return unit == head_unit() ? head_backward_input_uses() : backward_input_uses(unit);
     case OpKind::kBackwardWeight:
       return backward_weight_uses(unit, operation.segment);
     default:
@@ -56,10 +56,19 @@ BufferUse Transformer::forward_uses(int unit) const {
   return use;
 }
 
-BufferUse Transformer::head_uses() const {
+BufferUse Transformer::head_loss_uses(bool whole) const {
   BufferUse use = logits_uses();
   append(use.reads, {targets_});
-  append(use.writes, {losses_, loss_scale_, kernel_scratch_, d_residual_});
+  append(use.writes, {losses_, loss_scale_, kernel_scratch_});
+  if (whole) append(use.writes, {d_residual_});
+  return use;
+}
+
+BufferUse Transformer::head_backward_input_uses() const {
+  BufferUse use{{wide_}, {d_residual_}};
+  if (!model_.final_norm) return use;
+  append(use.reads, {input_[head_unit()], final_rstd_});
+  append(use.writes, {kernel_scratch_});
   return use;
 }
 

@@ -28,6 +28,7 @@ class Transformer::WorkList {
         rows_(t.rows_),
         dim_(t.model_.dim),
         ffn_(t.model_.ffn_dim),
+        vocabulary_(padded_vocabulary(t.model_)),
         columns_(narrow<int>(t.model_.dim)),
         dtype_(t.dtype_),
         accumulate_(accumulate) {}
@@ -54,23 +55,26 @@ class Transformer::WorkList {
     linear(ffn_, dim_, /*bias=*/false, /*residual=*/false);
   }
 
-  void head_loss() {
-    const int64_t vocabulary = padded_vocabulary(t_.model_);
+  void head_loss(bool whole) {
     if (t_.model_.final_norm) norm();
     other({.bytes = 2 * int64_t{sizeof(float)}, .flops = 1});  // reciprocal_of_count
     for (int64_t first = 0; first < rows_; first += t_.chunk_rows()) {
       const int64_t rows = std::min(t_.chunk_rows(), rows_ - first);
-      product({.m = rows, .n = vocabulary, .k = dim_, .output = dtype_});
+      product({.m = rows, .n = vocabulary_, .k = dim_, .output = dtype_});
       other(kernels::cross_entropy_cost(rows, narrow<int>(t_.model_.vocab_size), dtype_,
-                                        narrow<int>(vocabulary)));
-      product({.m = rows, .n = dim_, .k = vocabulary, .output = dtype_});
-      product({.m = vocabulary,
+                                        narrow<int>(vocabulary_)));
+      product({.m = vocabulary_,
                .n = dim_,
                .k = rows,
                .beta = first > 0 || accumulate_ ? 1.0f : 0.0f,
                .output = DType::kFp32});
+      if (whole) head_input_gradient(rows);
     }
     other(kernels::sum_cost(rows_));
+    if (whole && t_.model_.final_norm) norm_backward(/*residual=*/false);
+  }
+  void head_backward_input() {
+    head_input_gradient(rows_);
     if (t_.model_.final_norm) norm_backward(/*residual=*/false);
   }
 
@@ -164,6 +168,9 @@ class Transformer::WorkList {
   void input_gradient(int64_t in_columns, int64_t columns) {
     product({.m = rows_, .n = in_columns, .k = columns, .output = dtype_});
   }
+  void head_input_gradient(int64_t rows) {
+    product({.m = rows, .n = dim_, .k = vocabulary_, .output = dtype_});
+  }
   void norm() { other(kernels::rmsnorm_forward_cost(rows_, columns_, dtype_)); }
   void norm_again() { other(kernels::rmsnorm_recompute_cost(rows_, columns_, dtype_)); }
   void norm_backward(bool residual) {
@@ -180,7 +187,7 @@ class Transformer::WorkList {
   }
 
   const Transformer& t_;
-  const int64_t rows_, dim_, ffn_;
+  const int64_t rows_, dim_, ffn_, vocabulary_;
   const int columns_;
   const DType dtype_;
   const bool accumulate_;
@@ -196,13 +203,13 @@ std::vector<KernelWork> Transformer::work(const shard::Operation& operation) con
       unit == 0 ? list.embedding_forward() : list.forward();
       break;
     case OpKind::kHeadLoss:
-      list.head_loss();
+      list.head_loss(/*whole=*/operation.segment < 0);
       break;
     case OpKind::kRecompute:
       list.to_pre_activation();
       break;
     case OpKind::kBackwardInput:
-      list.backward_input();
+      unit == head_unit() ? list.head_backward_input() : list.backward_input();
       break;
     case OpKind::kBackwardWeight:
       list.backward_weight(blocks_[unit].saved, operation.segment);

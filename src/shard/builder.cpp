@@ -17,11 +17,6 @@ void check_slots(const char* key, int found, int least, const char* reason) {
                    std::to_string(least) + " or more, because " + reason + ". Use 2, the default.");
 }
 
-// Whether the gradients of a turn can be reduced after it.
-bool completes_gradients(OpKind kind) {
-  return makes_gradients(kind) && kind != OpKind::kBackwardInput;
-}
-
 class Builder {
  public:
   Builder(const Layout& layout, const Program& program, const Policy& policy)
@@ -89,7 +84,7 @@ class Builder {
     shard_slots_ = slot_per_unit ? units_ : std::min(units_, std::max(2, policy_.gradient_slots));
     schedule_.shard_slots.resize(static_cast<size_t>(shard_slots_));
     for (const Turn& turn : turns_) {
-      if (!completes_gradients(turn.kind)) continue;
+      if (turn.gradients != Gradients::kComplete) continue;
       const UnitLayout& unit = layout_.units[turn.unit];
       if (slot_per_unit) shard_slot_of_unit_[turn.unit] = turn.unit;
       int64_t& elements = schedule_.shard_slots[shard_slot(turn.unit)].elements;
@@ -175,16 +170,19 @@ class Builder {
     add(std::move(compute), std::move(reads), std::move(writes));
     gather_after(index);
     if (turn.kind == OpKind::kHeadLoss && is_last(turn.micro_batch)) collect_loss();
-    if (completes_gradients(turn.kind)) reduce(index);
+    if (turn.kind == OpKind::kBackwardInput && turn.unit + 1 == units_)
+      for (int segment : std::exchange(held_updates_, {})) update(turn.unit, segment);
+    if (turn.gradients == Gradients::kComplete) reduce(index);
   }
 
   // Without sharding a segment is updated while others of the unit still wait for their gradients, so the
-  // weights that kBackwardWeight sees are those of its own segment only.
+  // weights that kBackwardWeight sees are those of its own segment only. The other passes see them all.
   Regions use_weights(Operation& compute, int turn) const {
     if (!sharded())
       return compute.kind == OpKind::kBackward && compute.unit == 0
                  ? Regions{}
-                 : of_unit(RegionKind::kParameterShard, compute.unit, compute.segment);
+                 : of_unit(RegionKind::kParameterShard, compute.unit,
+                           compute.kind == OpKind::kBackwardWeight ? compute.segment : -1);
     compute.weight_slot = weights_.slot_of_turn[turn];
     return compute.weight_slot < 0 ? Regions{}
                                    : of_slot(RegionKind::kWeightSlot, compute.weight_slot, compute.unit, -1);
@@ -238,7 +236,7 @@ class Builder {
   }
 
   void reduce(int turn) {
-    const auto [kind, unit, segment, micro_batch] = turns_[turn];
+    const auto [kind, unit, segment, micro_batch, gradients] = turns_[turn];
     if (!is_last(micro_batch) && adds_unreduced()) return;
     const int slot = sharded() ? shard_slot(unit) : gradients_.slot_of_turn[turn];
     const Regions shard = of_slot(RegionKind::kGradientShard, slot, unit, segment);
@@ -253,11 +251,16 @@ class Builder {
     norm.shard_slot = slot;
     add(std::move(norm), shard, of_unit(RegionKind::kNormPartial, unit, segment));
     shard_slot_of_update_[unit] = slot;
-    if (!policy_.clip) update(unit, segment);
+    if (policy_.clip) return;
+    // Without sharding passes read the very weights that updates write, and the head has a pass to come.
+    if (!sharded() && policy_.split_head && kind == OpKind::kHeadLoss)
+      held_updates_.push_back(segment);
+    else
+      update(unit, segment);
   }
 
   void reduce_scatter(int turn, int shard_slot, const Regions& shard) {
-    const auto [kind, unit, segment, micro_batch] = turns_[turn];
+    const auto [kind, unit, segment, micro_batch, gradients] = turns_[turn];
     const int slot = gradients_.slot_of_turn[turn];
     const auto on_reduce = [&](OpKind what) {
       return operation(what, StreamId::kReduce, turns_[turn].unit, turns_[turn].segment,
@@ -328,6 +331,7 @@ class Builder {
   int shard_slots_ = 0;
   std::map<int, int> shard_slot_of_unit_;    // by unit, while sharded
   std::map<int, int> shard_slot_of_update_;  // by unit
+  std::vector<int> held_updates_;  // segments of the head, until the gradient of its input is computed
   std::map<int, std::vector<int>> updated_;  // by unit: segments that are not gathered yet
   std::map<int, int64_t> gathered_;          // by unit: number of segments
   std::deque<PlannedGather> next_step_;      // not issued yet
@@ -352,6 +356,10 @@ Schedule build_schedule(const Layout& layout, const Program& program, const Poli
                         std::to_string(layout.units.size()) + " units");
   if (!policy.recompute.empty() && (policy.recompute.front() || policy.recompute.back()))
     throw InternalError("build_schedule: only blocks are computed again, not the embedding or the head");
+  if (policy.split_head && layout.units.back().segments.size() > 2)
+    throw InternalError("build_schedule: the head has " +
+                        std::to_string(layout.units.back().segments.size()) +
+                        " segments; a head that is split has one, or two");
   return Builder(layout, program, policy).build();
 }
 

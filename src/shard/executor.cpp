@@ -17,18 +17,21 @@ void check_communicator(const char* name, const comm::Communicator* communicator
 }
 
 // Gradient slots serve units of different layouts, so what is padding to one unit held gradients of another.
-void zero_padding(const UnitLayout& unit, float* gradients, cudaStream_t stream) {
-  int64_t begin = 0;
+// Segments that another operation makes may be on their way already, and are left alone.
+void zero_padding(const UnitLayout& unit, int only_segment, float* gradients, cudaStream_t stream) {
+  const std::span<const Segment> segments = segments_of(unit, only_segment);
+  int64_t begin = segments.front().offset;
   const auto zero_until = [&](int64_t end) {
     if (begin < end)
       cuda::check(
           cudaMemsetAsync(gradients + begin, 0, static_cast<size_t>(end - begin) * sizeof(float), stream));
   };
   for (const Slice& slice : unit.slices) {
+    if (only_segment >= 0 && slice.segment != only_segment) continue;
     zero_until(slice.offset);
     begin = slice.offset + slice.elements;
   }
-  zero_until(unit.padded_elements);
+  zero_until(segments.back().offset + segments.back().padded_elements);
 }
 
 }  // namespace
@@ -234,9 +237,9 @@ Operands Executor::operands(const Operation& operation) const {
 void Executor::issue(const Operation& operation, cudaStream_t on) {
   if (is_collective(operation.kind)) return communicate(operation, on);
   const Operands given = operands(operation);
-  const bool starts_gradients =
-      makes_gradients(operation.kind) && operation.kind != OpKind::kBackwardWeight && !operation.accumulate;
-  if (starts_gradients) zero_padding(layout_.units[operation.unit], given.gradients, on);
+  const bool starts_gradients = makes_gradients(operation.kind) && given.gradients != nullptr &&
+                                operation.kind != OpKind::kBackwardWeight && !operation.accumulate;
+  if (starts_gradients) zero_padding(layout_.units[operation.unit], operation.segment, given.gradients, on);
   program_.compute(operation, given, on);
 }
 

@@ -54,9 +54,10 @@ struct BufferUse {
 /// that it neither reads nor writes in the schedule.
 struct Operands {
   const std::byte* weights = nullptr;  ///< flat gathered weights of the unit, compute precision
-  float* gradients = nullptr;  ///< flat gradient buffer of the unit: a slot, or the shard without sharding.
-                               ///< Undefined but for its padding, which is zero and has to stay so; where the
-                               ///< operation accumulates, or is kBackwardWeight, what earlier ones made
+  /// Flat gradient buffer of the unit: a slot, or the shard without sharding. Of it the operation has its
+  /// segment, undefined but for the padding, which is zero and has to stay so; where the operation
+  /// accumulates, or is kBackwardWeight, with what earlier ones made.
+  float* gradients = nullptr;
   std::byte* const* buffers = nullptr;  ///< by index into Program::buffers()
 
   // The shard of the unit, layout.units[unit].shard_elements long, whatever segment the operation is about.

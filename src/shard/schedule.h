@@ -32,10 +32,12 @@ enum class OpKind : uint8_t {
   kAllReduceCount,     ///< number of valid targets, over all ranks
   kGather,             ///< weight slot of `unit` = all-gather of the parameter shards
   kForward,            ///< forward pass of `unit`
-  kHeadLoss,           ///< forward and backward pass of the last unit, with the loss
+  kHeadLoss,           ///< forward and backward pass of the last unit, with the loss; of a `segment`: the
+                       ///< forward pass, the loss and that segment's gradients, and kBackwardInput follows
   kRecompute,          ///< activations of `unit` made again from its input
   kBackward,           ///< backward pass of `unit`: gradients of input and weights
-  kBackwardInput,      ///< the part of it that units before wait for: gradient of the input
+  kBackwardInput,      ///< the part of it that units before wait for: gradient of the input; of the last
+                       ///< unit also the gradients of `segment`, -1: of none
   kBackwardWeight,     ///< the rest: gradients of the weights (of `segment`)
   kCast,               ///< gradients of `unit` rounded to the type of the reduction
   kReduceScatter,      ///< gradient shard (or reduced piece) of `unit` = sum over ranks of its gradients
@@ -57,7 +59,7 @@ enum class OpKind : uint8_t {
 const char* name_of(OpKind kind);   ///< "gather", "backward input", …
 bool is_collective(OpKind kind);    ///< whether it is the communicators' work, not Program::compute's
 bool touches_host(OpKind kind);     ///< whether it exchanges data with the host: kUpload, kSetStep, kReadBack
-bool makes_gradients(OpKind kind);  ///< whether it writes weight gradients: kHeadLoss, kBackward…
+bool makes_gradients(OpKind kind);  ///< whether it may write weight gradients: kHeadLoss, kBackward…
 
 /// A named piece of memory. `index` is a unit, slot, buffer or micro-batch, by kind.
 enum class RegionKind : uint8_t {

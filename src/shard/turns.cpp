@@ -15,6 +15,14 @@ bool needs_weights(const Turn& turn) {
   return turn.unit > 0 || turn.kind == OpKind::kForward;
 }
 
+// The loss with the gradients of the head's last segment, then the gradient of its input with the others'.
+void split_head(const UnitLayout& head, int unit, int micro_batch, std::vector<Turn>& turns) {
+  const int last = static_cast<int>(head.segments.size()) - 1;
+  turns.push_back({OpKind::kHeadLoss, unit, last, micro_batch, Gradients::kComplete});
+  turns.push_back({OpKind::kBackwardInput, unit, last - 1, micro_batch,
+                   last > 0 ? Gradients::kComplete : Gradients::kNone});
+}
+
 std::vector<int> segments_by_size(const UnitLayout& unit) {
   std::vector<int> order(unit.segments.size());
   std::iota(order.begin(), order.end(), 0);
@@ -84,15 +92,21 @@ std::vector<Turn> make_turns(const Layout& layout, const Policy& policy) {
   for (int m = 0; m < policy.micro_batches; ++m) {
     const int deferred = m + 1 == policy.micro_batches ? std::min(policy.deferred_blocks, head - 1) : 0;
     for (int unit = 0; unit < head; ++unit) turns.push_back({OpKind::kForward, unit, -1, m});
-    turns.push_back({OpKind::kHeadLoss, head, -1, m});
+    if (policy.split_head)
+      split_head(layout.units[head], head, m, turns);
+    else
+      turns.push_back({OpKind::kHeadLoss, head, -1, m, Gradients::kComplete});
     for (int unit = head - 1; unit >= 0; --unit) {
       if (recomputes(unit)) turns.push_back({OpKind::kRecompute, unit, -1, m});
       const bool split = unit > 0 && unit <= deferred;
-      turns.push_back({split ? OpKind::kBackwardInput : OpKind::kBackward, unit, -1, m});
+      if (split)
+        turns.push_back({OpKind::kBackwardInput, unit, -1, m, Gradients::kBegun});
+      else
+        turns.push_back({OpKind::kBackward, unit, -1, m, Gradients::kComplete});
     }
     for (int unit = 1; unit <= deferred; ++unit)
       for (int segment : segments_by_size(layout.units[unit]))
-        turns.push_back({OpKind::kBackwardWeight, unit, segment, m});
+        turns.push_back({OpKind::kBackwardWeight, unit, segment, m, Gradients::kComplete});
   }
   return turns;
 }
@@ -130,11 +144,13 @@ GradientPlan plan_gradients(const std::vector<Turn>& turns, int slots, bool slot
   std::map<int, int> own;  // slots of deferred units, and of the embedding among them
   for (const Turn& turn : turns) {
     int slot = -1;
-    if (makes_gradients(turn.kind)) {
+    if (turn.gradients != Gradients::kNone) {
       if (slot_per_unit)
         slot = turn.unit;
       else if (takes_turns(turn))
         slot = taken++ % shared;
+      else if (turn.kind == OpKind::kBackwardInput && turn.gradients == Gradients::kComplete)
+        slot = plan.slot_of_turn.back();  // of the head's loss
       else
         slot = own.try_emplace(turn.unit, shared + static_cast<int>(own.size())).first->second;
     }

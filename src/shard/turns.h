@@ -10,17 +10,26 @@
 
 namespace minillm::shard {
 
+/// What a turn leaves of its unit's gradients.
+enum class Gradients : uint8_t {
+  kNone,
+  kBegun,     ///< some; a later turn of the unit makes the others
+  kComplete,  ///< all of its segment: they can be reduced
+};
+
 /// One operation of the compute stream that works on a unit.
 struct Turn {
   OpKind kind{};
   int unit = 0;
   int segment = -1;
   int micro_batch = 0;
+  Gradients gradients = Gradients::kNone;
 };
 
-/// For each micro-batch forward 0 … head, then backward the unit before the head … 0. In the last one the
-/// weight gradients of the deferred blocks follow at the end, by segment, small ones last: what is computed
-/// last is what nothing hides the reduction of.
+/// For each micro-batch forward 0 … head, then, where Policy::split_head says so, the head's input gradient,
+/// then backward the unit before the head … 0. In the last one the weight gradients of the deferred blocks
+/// follow at the end, by segment, small ones last: what is computed last is what nothing hides the reduction
+/// of.
 std::vector<Turn> make_turns(const Layout& layout, const Policy& policy);
 
 /// A gather that is possible once turn `after` is done.
@@ -45,8 +54,9 @@ struct GradientPlan {
   std::vector<int> slot_of_turn;
   int slots = 0;
 };
-/// Units take `slots` in turn; deferred blocks and the embedding after them, which wait for each other, have
-/// slots of their own. With `slot_per_unit` the slot of a unit is its number.
+/// Units take `slots` in turn, both parts of a split head the same; deferred blocks and the embedding after
+/// them, which wait for each other, have slots of their own. With `slot_per_unit` the slot of a unit is its
+/// number.
 GradientPlan plan_gradients(const std::vector<Turn>& turns, int slots, bool slot_per_unit);
 
 }  // namespace minillm::shard

@@ -60,14 +60,17 @@ double Evaluation::tokens_per_s() const {
   return static_cast<double>(train.grad_accumulation * train.micro_batch * train.seq_len) / timeline.step_s;
 }
 
-// The head's operation holds its forward pass and twice as much of its backward pass.
+// The head's operations, be it one or two, hold its forward pass and twice as much of its backward pass.
 double Evaluation::model_flops() const {
-  double forward = 0;
+  const int head = static_cast<int>(plan.layout->units.size()) - 1;
+  double flops = 0;
   for (const shard::Operation& operation : plan.schedule.operations) {
-    if (operation.kind == OpKind::kForward) forward += model_operations(plan.program->work(operation));
-    if (operation.kind == OpKind::kHeadLoss) forward += model_operations(plan.program->work(operation)) / 3;
+    const bool of_head = operation.unit == head &&
+                         (operation.kind == OpKind::kHeadLoss || operation.kind == OpKind::kBackwardInput);
+    if (operation.kind == OpKind::kForward) flops += 3 * model_operations(plan.program->work(operation));
+    if (of_head) flops += model_operations(plan.program->work(operation));
   }
-  return 3 * forward;
+  return flops;
 }
 
 double Evaluation::mfu(const shard::Hardware& hardware) const {

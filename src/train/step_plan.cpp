@@ -58,6 +58,7 @@ class Planner {
     plan.policy.keep_gradients = options_.keep_gradients;
     plan.program = std::make_unique<TrainingProgram>(config, *layout_, deferred_blocks,
                                                      options_.rank % division_.shards);
+    plan.policy.split_head = plan.program->transformer().splits_head();  // never slower, at no cost
     plan.schedule = shard::build_schedule(*layout_, *plan.program, plan.policy);
     plan.waits = shard::derive_waits(plan.schedule);
     plan.memory = shard::plan_memory(plan.schedule, plan.waits, *layout_, *plan.program,

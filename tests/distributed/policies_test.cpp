@@ -13,10 +13,12 @@ namespace {
 
 using Change = std::function<void(config::Config&)>;
 
-/// Few sequences: every case trains again, and none is compared with another number of ranks.
+/// Few sequences: every case trains again, and none is compared with another number of ranks. All logits at
+/// once, so that the head is two operations and, as it has a final norm, reduced in two parts.
 config::Config base(DType dtype = DType::kBf16) {
   config::Config config = smallest_config(dtype);
   config.train.micro_batch = 2;
+  config.train.head_chunk = config.train.micro_batch * config.train.seq_len;
   return config;
 }
 
@@ -104,6 +106,30 @@ TEST(Policies, WhatChangesOnlyTheOrderChangesNoBit) {
     EXPECT_EQ(train(base(), options), expected) << deferred << " deferred blocks";
   }
   EXPECT_EQ(train(base(), keeping_gradients()), expected);
+}
+
+// The head as one operation, and as two without a final norm, whose gradients are one collective.
+TEST(Policies, HeadsOfOtherKinds) {
+  const std::vector<std::pair<const char*, Change>> heads = {
+      {"logits in chunks", [](auto& c) { c.train.head_chunk = 16; }},
+      {"no final norm", [](auto& c) { c.model.final_norm = false; }}};
+  for (const auto& [name, change] : heads) {
+    SCOPED_TRACE(name);
+    const Outcome expected = train(change);
+    EXPECT_TRUE(std::isfinite(expected.losses.back()));
+    for (const bool graph : {false, true}) {
+      config::Config config = base();
+      change(config);
+      config.parallel.policy = "grads";
+      config.parallel.gradient_slots = 1;
+      config.train.cuda_graph = graph;
+      EXPECT_EQ(train(config), expected) << graph;
+    }
+    config::Config replicas = base();
+    change(replicas);
+    replicas.parallel.policy = "replicate";
+    EXPECT_EQ(train(replicas).weights, expected.weights);
+  }
 }
 
 // Replicas sum whole gradients in the order of ranks, as shards do; only the norm is summed in other parts.

@@ -87,6 +87,12 @@ std::vector<int32_t> targets(const Variant& variant, int64_t vocabulary) {
   return all;
 }
 
+config::Model model_of(const Variant& variant) {
+  config::Model model = small_model(variant.rope_and_final_norm);
+  model.vocab_size = variant.vocabulary;
+  return model;
+}
+
 Bytes poisoned_gradients(const shard::UnitLayout& unit) {
   Bytes bytes(static_cast<size_t>(unit.padded_elements) * sizeof(float), std::byte{0});
   for (const shard::Slice& slice : unit.slices)
@@ -107,12 +113,12 @@ config::Model small_model(bool rope_and_final_norm) {
 
 ModelRig::ModelRig(const Variant& variant, float valid_count)
     : variant_(variant),
-      model_(small_model(variant.rope_and_final_norm)),
+      model_(model_of(variant)),
       layout_(shard::make_layout(units(model_), 2)),
       transformer_(model_,
                    {.batch = kBatch,
                     .sequence = kSequence,
-                    .head_chunk = kHeadChunk,
+                    .head_chunk = variant.head_chunk,
                     .micro_batches = variant.micro_batches},
                    variant.dtype, layout_, variant.recomputation),
       workspace_(cuda::BlasLt::workspace_bytes()),
@@ -157,7 +163,9 @@ shard::Operands ModelRig::operands(const Operation& operation) const {
   const auto floats = [](const cuda::DeviceMemory& memory) {
     return reinterpret_cast<float*>(memory.data());
   };
-  if (shard::makes_gradients(operation.kind)) o.gradients = floats(gradients_[unit]);
+  const bool none = operation.kind == OpKind::kBackwardInput && operation.segment < 0 &&
+                    operation.unit == transformer_.head_unit();
+  if (shard::makes_gradients(operation.kind) && !none) o.gradients = floats(gradients_[unit]);
   if (operation.kind == OpKind::kHeadLoss) {
     o.valid_count = floats(valid_count_);
     o.loss_sum = floats(loss_sums_) + operation.micro_batch;
@@ -234,7 +242,9 @@ std::vector<Operation> micro_batch(const ModelRig& rig, bool split, int micro_ba
   const std::vector<Recompute>& recompute = rig.variant().recomputation.blocks;
   const int head = rig.transformer().head_unit();
   for (int unit = 0; unit < head; ++unit) add(OpKind::kForward, unit);
-  add(OpKind::kHeadLoss, head);
+  const bool splits_head = split && rig.transformer().splits_head();
+  add(OpKind::kHeadLoss, head, splits_head ? rig.transformer().projection_segment() : -1);
+  if (splits_head) add(OpKind::kBackwardInput, head, rig.transformer().projection_segment() - 1);
   for (int unit = head - 1; unit > 0; --unit) {
     if (!recompute.empty() && recompute[static_cast<size_t>(unit - 1)] == Recompute::kBlock)
       add(OpKind::kRecompute, unit);

@@ -32,6 +32,8 @@ struct Variant {
   int64_t micro_batches = 1;
   int64_t first_micro_batch = 0;     ///< of the data, which is a function of its number
   int64_t ignored_micro_batch = -1;  ///< its targets do not count
+  int64_t vocabulary = 53;
+  int64_t head_chunk = kHeadChunk;  ///< kRows: one chunk, so that the head may be split
 };
 
 using Bytes = std::vector<std::byte>;
@@ -87,8 +89,8 @@ class ModelRig {
   std::vector<std::byte*> addresses_;
 };
 
-/// A micro-batch's operations in the order of a step. Split: with kBackwardInput for all blocks, then
-/// kBackwardWeight by segment.
+/// A micro-batch's operations in the order of a step. Split: with kBackwardInput for all blocks, and for the
+/// head where its rows are one chunk; then kBackwardWeight by segment.
 std::vector<shard::Operation> micro_batch(const ModelRig& rig, bool split, int micro_batch = 0,
                                           bool accumulate = false);
 /// The rig after all of them.

@@ -22,19 +22,22 @@ constexpr float kValidCount = 30;
 
 std::string describe(const Variant& variant) {
   std::string text(name_of(variant.dtype));
-  text.append(variant.rope_and_final_norm ? ", RoPE and final norm" : "").append(", recompute");
+  text.append(variant.rope_and_final_norm ? ", RoPE and final norm" : "");
+  text.append(variant.head_chunk < kRows ? ", logits in chunks" : ", all logits").append(", recompute");
   for (const Recompute recompute : variant.recomputation.blocks)
     text.append(" ").append(std::to_string(static_cast<int>(recompute)));
   return text;
 }
 
-/// bf16 and fp32, with and without the model's optional parts; under a sanitizer the two that differ most.
+/// bf16 and fp32, with and without the model's optional parts, with logits in chunks and all at once; under a
+/// sanitizer the two that differ most.
 std::vector<Variant> variants() {
   std::vector<Variant> all;
   for (const DType dtype : {DType::kBf16, DType::kFp32})
     for (const bool parts : {true, false})
-      if (!kSanitized || parts == (dtype == DType::kBf16))
-        all.push_back({.dtype = dtype, .rope_and_final_norm = parts});
+      for (const int64_t head_chunk : {kHeadChunk, kRows})
+        if (!kSanitized || (parts == (dtype == DType::kBf16) && head_chunk == kRows))
+          all.push_back({.dtype = dtype, .rope_and_final_norm = parts, .head_chunk = head_chunk});
   return all;
 }
 
@@ -111,7 +114,8 @@ TEST(Passes, AllSegmentsAtOnceAreTheSegmentsOneByOne) {
   std::erase_if(operations, [](const shard::Operation& operation) {
     return operation.kind == OpKind::kBackwardWeight && operation.segment != kFeedForward;
   });
-  for (shard::Operation& operation : operations) operation.segment = -1;
+  for (shard::Operation& operation : operations)
+    if (operation.kind == OpKind::kBackwardWeight) operation.segment = -1;
   run_all(rig, operations);
   EXPECT_EQ(rig.save().gradients, result_of(variant, /*split=*/true).gradients);
 }
@@ -252,6 +256,18 @@ TEST(Passes, OtherOperationsAreRefused) {
   refuses({.kind = OpKind::kBackwardWeight, .unit = 1, .segment = 3}, "segment 3");
   refuses({.kind = OpKind::kBackwardInput, .unit = 0}, "backward input embedding");
   refuses({.kind = OpKind::kForward, .unit = 3}, "forward head");
+  refuses({.kind = OpKind::kHeadLoss, .unit = 3, .segment = kProjection}, "loss head segment 1");
+  refuses({.kind = OpKind::kBackwardInput, .unit = 3, .segment = kFinalNorm}, "backward input head");
+  const ModelRig one_chunk({.head_chunk = kRows}, kValidCount);
+  one_chunk.transformer().uses({.kind = OpKind::kHeadLoss, .unit = 3, .segment = kProjection});
+  expect_error<InternalError>(
+      [&] { one_chunk.transformer().uses({.kind = OpKind::kHeadLoss, .unit = 3, .segment = kFinalNorm}); },
+      {"loss head segment 0"});
+  expect_error<InternalError>(
+      [&] {
+        one_chunk.transformer().uses({.kind = OpKind::kBackwardInput, .unit = 3, .segment = kProjection});
+      },
+      {"backward input head segment 1"});
   refuses({.kind = OpKind::kForward, .unit = -1}, "forward");
   refuses({.kind = OpKind::kUpdate, .unit = 1}, "update block0");
   refuses({.kind = OpKind::kForward, .unit = 1, .micro_batch = 1}, "micro-batch 1");

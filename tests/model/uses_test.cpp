@@ -77,13 +77,19 @@ struct Plan {
   bool split;
 };
 
+// Wide enough that all logits fill the wide scratch, which is then compared to the last byte.
+constexpr int64_t kVocabulary = 133;
+
 std::vector<Plan> plans() {
   using enum Recompute;
   std::vector<Plan> all = {{{.recomputation = {.blocks = {kBlock, kNone}, .deferred_blocks = 2}}, true},
-                           {{.recomputation = {.blocks = {kBlock, kCheap}}}, false}};
+                           {{.recomputation = {.blocks = {kBlock, kCheap}}}, false},
+                           {{.vocabulary = kVocabulary, .head_chunk = kRows}, true}};
   if (kSanitized) return all;
   all.push_back({{.rope_and_final_norm = false, .recomputation = {.blocks = {kNone, kCheap}}}, false});
-  all.push_back({{.dtype = DType::kFp32, .rope_and_final_norm = false}, true});
+  all.push_back(
+      {{.dtype = DType::kFp32, .rope_and_final_norm = false, .vocabulary = kVocabulary, .head_chunk = kRows},
+       true});
   return all;
 }
 

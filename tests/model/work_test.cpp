@@ -104,7 +104,8 @@ void for_each_operation(const Visit& visit) {
          {std::vector{kBlock, kNone}, std::vector{kCheap, kBlock}}) {
       ModelRig rig({.dtype = parts ? DType::kBf16 : DType::kFp32,
                     .rope_and_final_norm = parts,
-                    .recomputation = {.blocks = recompute, .deferred_blocks = 2}},
+                    .recomputation = {.blocks = recompute, .deferred_blocks = 2},
+                    .head_chunk = recompute.front() == kBlock ? kRows : kHeadChunk},
                    kRows);
       for (const bool split : {false, true}) {
         for (const Operation& operation : micro_batch(rig, split, 0, /*accumulate=*/split)) {
@@ -156,6 +157,23 @@ TEST(Work, OfASplitBackwardPassIsThatOfTheFusedOneAndACopy) {
       rig.transformer().buffers()[static_cast<size_t>(rig.buffer("residual gradient"))].bytes;
   split.first -= 2 * residual;
   EXPECT_EQ(split, total({{.kind = shard::OpKind::kBackward, .unit = 1}}));
+}
+
+TEST(Work, OfASplitHeadIsThatOfTheWholeOne) {
+  for (const bool norm : {false, true}) {
+    const ModelRig rig({.rope_and_final_norm = norm, .head_chunk = kRows}, kRows);
+    const Transformer& t = rig.transformer();
+    const int head = t.head_unit(), projection = t.projection_segment();
+    const auto costs = [&](const std::vector<Operation>& operations) {
+      std::multiset<std::pair<int64_t, int64_t>> all;
+      for (const Operation& operation : operations)
+        for (const KernelWork& work : t.work(operation)) all.emplace(work.cost.bytes, work.cost.flops);
+      return all;
+    };
+    EXPECT_EQ(costs({{.kind = shard::OpKind::kHeadLoss, .unit = head, .segment = projection},
+                     {.kind = shard::OpKind::kBackwardInput, .unit = head, .segment = projection - 1}}),
+              costs({{.kind = shard::OpKind::kHeadLoss, .unit = head}}));
+  }
 }
 
 }  // namespace

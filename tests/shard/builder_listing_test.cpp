@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "core/error.h"
 #include "fixtures.h"
 #include "shard/builder.h"
 
@@ -68,6 +69,72 @@ reduce: all-reduce norm
 update: clip
 update: read back
 )");
+}
+
+// The gradients of the head's weight are reduced while that of its input is computed; nothing more is
+// gathered, reduced or updated than without.
+TEST(Builder, ListingOfAStepThatSplitsTheHead) {
+  EXPECT_EQ(listing(make_units(1), 2, {.split_head = true}), R"(
+compute: upload
+compute: begin
+reduce: all-reduce count
+update: set step
+compute: forward embedding (weight slot 1)
+gather: gather head -> weight slot 1
+compute: forward block0 (weight slot 0)
+compute: loss head segment 0 (weight slot 1) -> gradient slot 0
+reduce: collect loss
+reduce: all-reduce loss
+reduce: gate
+reduce: reduce-scatter head segment 0 <- gradient slot 0 -> shard slot 0
+update: square norm head segment 0 (shard slot 0)
+update: update head segment 0 (shard slot 0)
+compute: backward input head (weight slot 1)
+compute: backward block0 (weight slot 0) -> gradient slot 1
+reduce: reduce-scatter block0 <- gradient slot 1 -> shard slot 1
+update: square norm block0 (shard slot 1)
+update: update block0 (shard slot 1)
+compute: backward embedding -> gradient slot 0
+reduce: reduce-scatter embedding <- gradient slot 0 -> shard slot 0
+update: square norm embedding (shard slot 0)
+update: update embedding (shard slot 0)
+gather: gather embedding -> weight slot 1, for the next step
+gather: gather block0 -> weight slot 0, for the next step
+update: collect norm
+reduce: all-reduce norm
+update: clip
+update: read back
+)");
+}
+
+// The final norm's gradient is known after the head's other one.
+TEST(Builder, ASplitHeadOfTwoSegmentsIsReducedInTwoParts) {
+  const std::string text = listing(make_units_with_norm(1), 2, {.split_head = true, .micro_batches = 2});
+  const auto expect_in_order = [&](const std::vector<std::string>& lines) {
+    size_t at = 0;
+    for (const std::string& line : lines) {
+      at = text.find("\n" + line + "\n", at);
+      ASSERT_NE(at, std::string::npos) << line << " in" << text;
+    }
+  };
+  expect_in_order(
+      {"compute: loss head segment 1 (weight slot 1) -> gradient slot 0",
+       "reduce: reduce-scatter head segment 1 <- gradient slot 0",
+       "reduce: accumulate head segment 1 -> shard slot 2",
+       "compute: backward input head segment 0 (weight slot 1) -> gradient slot 0",
+       "reduce: reduce-scatter head segment 0 <- gradient slot 0",
+       "reduce: accumulate head segment 0 -> shard slot 2",
+       "compute: backward block0 (weight slot 0) -> gradient slot 1",
+       "compute: loss head segment 1 of micro-batch 1 (weight slot 1) -> gradient slot 1",
+       "reduce: collect loss", "reduce: accumulate head segment 1 of micro-batch 1 -> shard slot 2, added",
+       "update: update head segment 1 (shard slot 2)",
+       "compute: backward input head segment 0 of micro-batch 1 (weight slot 1) -> gradient slot 1",
+       "reduce: accumulate head segment 0 of micro-batch 1 -> shard slot 2, added",
+       "update: update head segment 0 (shard slot 2)",
+       "compute: backward block0 of micro-batch 1 (weight slot 0) -> gradient slot 0"});
+  std::vector<UnitSpec> three = make_units_with_norm(1);
+  three.back().tensors.push_back({"bias", {7}, 0, 2});
+  EXPECT_THROW(listing(three, 2, {.split_head = true}), InternalError);
 }
 
 TEST(Builder, ListingOfASingleRank) {

@@ -78,7 +78,7 @@ TEST(Builder, GradientSlotsAreNoMoreThanThePolicyAllows) {
     EXPECT_LE(plan.slots, random.policy.gradient_slots + (deferred > 0 ? deferred + 1 : 0)) << seed;
     EXPECT_EQ(plan_gradients(turns, random.policy.gradient_slots, true).slots, blocks + 2) << seed;
     for (size_t i = 0; i < turns.size(); ++i)
-      EXPECT_EQ(plan.slot_of_turn[i] >= 0, makes_gradients(turns[i].kind)) << seed << ", turn " << i;
+      EXPECT_EQ(plan.slot_of_turn[i] >= 0, turns[i].gradients != Gradients::kNone) << seed << ", turn " << i;
   }
 }
 

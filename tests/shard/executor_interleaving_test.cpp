@@ -32,12 +32,12 @@ class Interleaving : public testing::Test {
   static ToyResult run(const std::string& mode, const NamedPolicy& named, Launch launch = Launch::kEager) {
     sim::set_streams(mode);
     const OwnedCommunicators communicators(named.shards);
-    return run_toy(toy_layout(named.shards),
+    return run_toy(layout_of(named),
                    {named.policy, named.type, kSteps, ranks().rank(), communicators.get(), launch});
   }
 
   static ToyResult reference(const NamedPolicy& named) {
-    return toy_reference(toy_layout(named.shards), named.policy, ranks().rank(), kSteps);
+    return toy_reference(layout_of(named), named.policy, ranks().rank(), kSteps);
   }
 };
 

@@ -155,7 +155,7 @@ TEST_F(ExecutorTimeline, OperationsEndWhenTheTimelineSays) {
   unsigned seed = 0;
   for (const NamedPolicy& named : toy_policies(ranks().size()))
     for (Launch launch : {Launch::kEager, Launch::kGraph}) {
-      const Case c(toy_layout(named.shards), named, launch);
+      const Case c(layout_of(named), named, launch);
       for (int repeat = 0; repeat < repetitions; ++repeat, ++seed) {
         SCOPED_TRACE(named.name + (launch == Launch::kGraph ? ", as a graph" : "") + ", seed " +
                      std::to_string(seed));

@@ -39,6 +39,13 @@ inline std::vector<UnitSpec> make_segmented_units(int blocks, int64_t dim = 3) {
   return units;
 }
 
+/// The same with a head of two segments, cut elsewhere than blocks are.
+inline std::vector<UnitSpec> make_units_with_norm(int blocks, int64_t dim = 3) {
+  std::vector<UnitSpec> units = make_segmented_units(blocks, dim);
+  units.back().tensors = {{"norm", {2 * dim}}, {"weight", {7, dim}, 0, 1}};
+  return units;
+}
+
 /// A program that declares buffers and computes nothing.
 class DeclaredProgram : public Program {
  public:
@@ -66,9 +73,9 @@ inline std::vector<std::pair<OpKind, int>> compute_calls(int units) {
     const bool head = u == units - 1;
     calls.emplace_back(head ? OpKind::kHeadLoss : OpKind::kForward, u);
     if (!head) calls.emplace_back(OpKind::kBackward, u);
+    if (u > 0) calls.emplace_back(OpKind::kBackwardInput, u);
     if (!head && u > 0)
-      for (OpKind kind : {OpKind::kRecompute, OpKind::kBackwardInput, OpKind::kBackwardWeight})
-        calls.emplace_back(kind, u);
+      for (OpKind kind : {OpKind::kRecompute, OpKind::kBackwardWeight}) calls.emplace_back(kind, u);
     for (OpKind kind : {OpKind::kCast, OpKind::kAccumulate, OpKind::kSquareNorm, OpKind::kUpdate})
       calls.emplace_back(kind, u);
   }
@@ -103,6 +110,7 @@ inline RandomCase make_random_case(unsigned seed) {
   policy.weight_slots = 2 + below(4);
   policy.gradient_slots = 1 + below(4);
   policy.deferred_blocks = below(4);
+  policy.split_head = result.layout.units.back().segments.size() <= 2 && below(2);
   policy.micro_batches = 1 + (below(2) ? below(3) : 0);
   policy.reduce_every_micro_batch = below(2);
   policy.clip = below(2);

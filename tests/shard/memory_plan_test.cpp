@@ -391,6 +391,7 @@ std::vector<NamedPolicy> policies(size_t units) {
   add("deferred").deferred_blocks = 4;
   add("keep gradients").keep_gradients = true;
   add("replicas").replicas = 2;
+  add("split head").split_head = true;
   add("recompute").recompute = std::vector<bool>(units, true);
   list.back().policy.recompute.front() = list.back().policy.recompute.back() = false;
   Policy& slots = add("more slots");

@@ -61,13 +61,15 @@ class ModelProgram : public Program {
       case OpKind::kBegin:
         return {{targets_}, {}};
       case OpKind::kHeadLoss:
-        return {{head_input_, targets_}, {logits_, losses_, d_residual_}};
+        return operation.segment < 0 ? BufferUse{{head_input_, targets_}, {logits_, losses_, d_residual_}}
+                                     : BufferUse{{head_input_, targets_}, {logits_, losses_}};
       case OpKind::kForward:
         return operation.unit == 0 ? BufferUse{{tokens_}, {input_of(1)}} : forward(operation.unit);
       case OpKind::kRecompute:
         return recompute(operation.unit);
       case OpKind::kBackward:
       case OpKind::kBackwardInput:
+        if (operation.unit == shape_.blocks + 1) return {{logits_}, {d_residual_}};
         return operation.unit == 0 ? BufferUse{{tokens_, d_residual_}, {embedding_scratch_}}
                                    : backward(operation.unit, operation.kind == OpKind::kBackwardInput);
       case OpKind::kBackwardWeight:

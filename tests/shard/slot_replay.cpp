@@ -90,7 +90,7 @@ class Replay : GradientReplay {
   void use_weights(const Operation& op) {
     if (op.unit == 0 && op.kind != OpKind::kForward) return;
     if (!sharded()) {
-      for (int segment : segments(op.unit, op.segment)) {
+      for (int segment : segments(op.unit, op.kind == OpKind::kBackwardWeight ? op.segment : -1)) {
         expect(updates_[op.unit][segment] == step_, "its weights are updated already");
         reads(RegionKind::kParameterShard, op.unit, segment);
       }
@@ -119,7 +119,7 @@ class Replay : GradientReplay {
       case OpKind::kForward:
       case OpKind::kHeadLoss:
         expect(u == forwarded_++, "out of the forward order");
-        if (u == head_) backward_at_ = head_;
+        if (u == head_) backward_at_ = policy_.split_head ? head_ + 1 : head_;
         return;
       case OpKind::kRecompute:
         expect(u == backward_at_ - 1, "recomputed out of order");
@@ -137,7 +137,10 @@ class Replay : GradientReplay {
   void pass(const Operation& op) {
     check_order(op);
     use_weights(op);
-    if (makes_gradients(op.kind)) make(op);
+    if (op.kind == OpKind::kBackwardInput && op.unit == head_ && op.segment < 0)
+      expect(op.gradient_slot < 0 && op.shard_slot < 0 && !op.accumulate, "its gradients are made already");
+    else if (makes_gradients(op.kind))
+      make(op);
     if (op.kind != OpKind::kHeadLoss) return;
     expect(valid_ == Sum::kGlobal, "the valid targets are not counted");
     losses_ |= 1u << op.micro_batch;

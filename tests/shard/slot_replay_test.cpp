@@ -37,16 +37,19 @@ TEST(SlotReplay, FindsNoFaultInModelsOfAllSizes) {
     for (int world : {1, 2, 4})
       for (int slots : {2, 3, 5})
         for (int deferred : {0, 1, 3})
-          for (bool clip : {false, true}) {
-            const Layout layout = make_layout(make_segmented_units(blocks), world);
-            const Policy policy{.weight_slots = slots,
-                                .gradient_slots = slots - 1,
-                                .deferred_blocks = deferred,
-                                .clip = clip};
-            EXPECT_EQ(find_fault(build_schedule(layout, DeclaredProgram(), policy), layout, policy), "")
-                << blocks << " blocks, world " << world << ", slots " << slots << ", deferred " << deferred
-                << ", clip " << clip;
-          }
+          for (bool clip : {false, true})
+            for (bool norm : {false, true}) {
+              const auto units = norm ? make_units_with_norm(blocks) : make_segmented_units(blocks);
+              const Layout layout = make_layout(units, world);
+              const Policy policy{.weight_slots = slots,
+                                  .gradient_slots = slots - 1,
+                                  .deferred_blocks = deferred,
+                                  .split_head = deferred != 1,
+                                  .clip = clip};
+              EXPECT_EQ(find_fault(build_schedule(layout, DeclaredProgram(), policy), layout, policy), "")
+                  << blocks << " blocks, world " << world << ", slots " << slots << ", deferred " << deferred
+                  << ", clip " << clip << ", final norm " << norm;
+            }
 }
 
 class PlantedFaults : public testing::Test {

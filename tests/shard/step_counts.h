@@ -26,7 +26,9 @@ inline std::vector<int> segment_numbers(const UnitLayout& unit, int segment) {
 
 inline void count(const Operation& op, const Layout& layout, StepCounts& counts) {
   if (op.kind == OpKind::kGather) return;
-  const bool by_segment = op.unit >= 0 && op.kind >= OpKind::kBackwardWeight;
+  // What a split head makes in its two parts is told by segment too; -1 is all of it, or none.
+  const bool of_head = op.unit + 1 == std::ssize(layout.units) && op.segment >= 0;
+  const bool by_segment = op.unit >= 0 && (op.kind >= OpKind::kBackwardWeight || of_head);
   for (int segment : by_segment ? segment_numbers(layout.units[op.unit], op.segment) : std::vector<int>{-1})
     ++counts[{op.kind, op.unit, segment, op.micro_batch}];
 }
@@ -52,7 +54,10 @@ inline StepCounts expected_counts(const Layout& layout, const Policy& policy) {
       const bool last = m + 1 == policy.micro_batches, block = unit > 0 && unit < head;
       const bool splits = last && block && unit <= policy.deferred_blocks;
       const bool reduces = sharded && (last || policy.reduce_every_micro_batch);
-      once(unit == head ? OpKind::kHeadLoss : OpKind::kForward, true, unit, -1, m);
+      const int last_segment = static_cast<int>(layout.units[unit].segments.size()) - 1;
+      once(OpKind::kForward, unit < head, unit, -1, m);
+      once(OpKind::kHeadLoss, unit == head, unit, policy.split_head ? last_segment : -1, m);
+      once(OpKind::kBackwardInput, unit == head && policy.split_head, unit, last_segment - 1, m);
       once(OpKind::kRecompute, block && !policy.recompute.empty() && policy.recompute[unit], unit, -1, m);
       once(splits ? OpKind::kBackwardInput : OpKind::kBackward, unit < head, unit, -1, m);
       for (int segment : segment_numbers(layout.units[unit], -1)) {

@@ -64,6 +64,9 @@ constexpr float toy_head(float in, float seen, float valid) {
 constexpr float toy_backward(float flow, float out, float kept, float seen) {
   return wrap(2 * wrap(flow + out + kept) + seen);
 }
+constexpr float toy_head_backward(float logit, float seen) {
+  return wrap(2 * logit + seen);
+}
 /// At most 18, so that the sum of 14 of them is exact in bf16.
 constexpr float toy_gradient(float flow, float in, float weight) {
   return modulo(flow + 2 * in + weight, 19);
@@ -102,6 +105,7 @@ class ToyProgram : public Program {
   int flow() const { return 3 * head(); }
   int tokens() const { return flow() + 1; }
   int scalar() const { return flow() + 2; }
+  int logits() const { return flow() + 3; }
   int input(int unit) const { return unit == 0 ? tokens() : activation(unit - 1); }
   bool recomputes(int unit) const { return !policy_.recompute.empty() && policy_.recompute[unit]; }
 
@@ -110,6 +114,7 @@ class ToyProgram : public Program {
   void begin(const Operation& operation, const Operands& operands, cudaStream_t stream);
   void forward(const Operation& operation, const Operands& operands, cudaStream_t stream) const;
   void head_loss(const Operation& operation, const Operands& operands, cudaStream_t stream) const;
+  void head_backward(const Operation& operation, const Operands& operands, cudaStream_t stream) const;
   void backward(const Operation& operation, const Operands& operands, cudaStream_t stream) const;
   void make_gradients(const Operation& operation, const Operands& operands, const float* flows,
                       cudaStream_t stream) const;

@@ -70,9 +70,14 @@ __global__ void forward_kernel(float* out, float* kept, const float* in, Weights
   if (out) out[i] = toy_forward(in[i], value);
 }
 
-__global__ void head_kernel(float* flow, const float* in, const float* valid, Weights weights) {
+__global__ void head_kernel(float* logits, const float* in, const float* valid, Weights weights) {
   const int64_t i = element();
-  if (i < kToyWidth) flow[i] = toy_head(in[i], weights.seen_by(i), *valid);
+  if (i < kToyWidth) logits[i] = toy_head(in[i], weights.seen_by(i), *valid);
+}
+
+__global__ void head_backward_kernel(float* flow, const float* logits, Weights weights) {
+  const int64_t i = element();
+  if (i < kToyWidth) flow[i] = toy_head_backward(logits[i], weights.seen_by(i));
 }
 
 __global__ void backward_kernel(float* flow, float* saved, const float* kept, const float* out,
@@ -161,6 +166,7 @@ ToyProgram::ToyProgram(const Layout& layout, const Policy& policy, int rank, DTy
   buffers_.push_back({"flow", lanes});
   buffers_.push_back({"tokens", policy.micro_batches * lanes, Purpose::kInputs});
   buffers_.push_back({"scalar", sizeof(float), Purpose::kInputs});
+  buffers_.push_back({"logits", lanes, Purpose::kScratch});
 }
 
 BufferUse ToyProgram::uses(const Operation& operation) const {
@@ -178,11 +184,15 @@ BufferUse ToyProgram::uses(const Operation& operation) const {
     case OpKind::kRecompute:
       return {{input(unit)}, {kept(unit)}};
     case OpKind::kHeadLoss:
-      return {{input(unit)}, {flow()}};
+      return operation.segment < 0 ? BufferUse{{input(unit)}, {logits(), flow()}}
+                                   : BufferUse{{input(unit)}, {logits()}};
     case OpKind::kBackward:
       if (unit == 0) return {{tokens(), flow()}, {}};
       return {{input(unit), activation(unit), kept(unit), flow()}, {flow()}};
     case OpKind::kBackwardInput:
+      if (unit == head())
+        return operation.segment < 0 ? BufferUse{{logits()}, {flow()}}
+                                     : BufferUse{{input(unit), logits()}, {flow()}};
       return {{input(unit), activation(unit), kept(unit), flow()}, {flow(), saved_flow(unit)}};
     case OpKind::kBackwardWeight:
       return {{input(unit), saved_flow(unit)}, {}};
@@ -207,7 +217,8 @@ void ToyProgram::compute(const Operation& operation, const Operands& operands, c
       return head_loss(operation, operands, stream);
     case OpKind::kBackward:
     case OpKind::kBackwardInput:
-      return backward(operation, operands, stream);
+      return operation.unit == head() ? head_backward(operation, operands, stream)
+                                      : backward(operation, operands, stream);
     case OpKind::kBackwardWeight:
       return make_gradients(operation, operands, floats(operands, saved_flow(operation.unit)), stream);
     case OpKind::kCast:
@@ -252,11 +263,22 @@ void ToyProgram::forward(const Operation& operation, const Operands& operands, c
 
 void ToyProgram::head_loss(const Operation& operation, const Operands& operands, cudaStream_t stream) const {
   const Weights weights{operands.weights, layout_.units[head()].padded_elements, type_ == DType::kBf16};
-  float* const flows = floats(operands, flow());
-  launch("head", head_kernel, over(kToyWidth, stream), flows, input_of(operation, operands),
+  float* const lanes = floats(operands, logits());
+  launch("head", head_kernel, over(kToyWidth, stream), lanes, input_of(operation, operands),
          operands.valid_count, weights);
-  launch("loss", sum_kernel, single(stream), operands.loss_sum, flows, int64_t{kToyWidth});
-  make_gradients(operation, operands, flows, stream);
+  launch("loss", sum_kernel, single(stream), operands.loss_sum, lanes, int64_t{kToyWidth});
+  make_gradients(operation, operands, lanes, stream);
+  if (operation.segment < 0)
+    launch("backward", head_backward_kernel, over(kToyWidth, stream), floats(operands, flow()), lanes,
+           weights);
+}
+
+void ToyProgram::head_backward(const Operation& operation, const Operands& operands,
+                               cudaStream_t stream) const {
+  const Weights weights{operands.weights, layout_.units[head()].padded_elements, type_ == DType::kBf16};
+  float* const lanes = floats(operands, logits());
+  if (operation.segment >= 0) make_gradients(operation, operands, lanes, stream);
+  launch("backward", head_backward_kernel, over(kToyWidth, stream), floats(operands, flow()), lanes, weights);
 }
 
 void ToyProgram::backward(const Operation& operation, const Operands& operands, cudaStream_t stream) const {
@@ -271,14 +293,19 @@ void ToyProgram::backward(const Operation& operation, const Operands& operands, 
          floats(operands, activation(unit)), weights);
 }
 
-// A backward pass in two parts makes the first slice of each segment in its first part.
+// A backward pass in two parts makes the first slice of each segment in its first part; a head in two parts
+// makes a segment in each.
 void ToyProgram::make_gradients(const Operation& operation, const Operands& operands, const float* flows,
                                 cudaStream_t stream) const {
   const UnitLayout& unit = layout_.units[operation.unit];
   const Weights weights{operands.weights, unit.padded_elements, type_ == DType::kBf16};
   for (const Slice& slice : unit.slices) {
     const bool first = slice.offset == unit.segments[static_cast<size_t>(slice.segment)].offset;
-    if (operation.kind == OpKind::kBackwardInput && !first) continue;
+    if (operation.unit == head()) {
+      if (operation.segment >= 0 && slice.segment != operation.segment) continue;
+    } else if (operation.kind == OpKind::kBackwardInput && !first) {
+      continue;
+    }
     if (operation.kind == OpKind::kBackwardWeight && (first || slice.segment != operation.segment)) continue;
     launch("gradient", gradient_kernel, over(slice.elements, stream), operands.gradients, slice.offset,
            slice.elements, operation.accumulate, flows, input_of(operation, operands), weights);

@@ -92,6 +92,7 @@ class Reference {
     float loss = 0;
     for (int i = 0; i < kToyWidth; ++i) loss += flow[i] = toy_head(values[head][i], seen(head, i), valid);
     add_gradients(head, flow, values[head]);
+    for (int i = 0; i < kToyWidth; ++i) flow[i] = toy_head_backward(flow[i], seen(head, i));
     for (int u = head - 1; u >= 0; --u) {
       add_gradients(u, flow, values[u]);
       for (int i = 0; i < kToyWidth; ++i)

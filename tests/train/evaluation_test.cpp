@@ -35,6 +35,9 @@ TEST(Evaluation, ModelFlopsAreTheFormula) {
   const double products = blocks * 12 * dim * dim + 1024 * dim;  // the head's rows to a multiple of 64
   const double expected = tokens * (6 * products + blocks * 12 * 256 * dim);
   EXPECT_NEAR(evaluate(config, node(2), h100()).model_flops(), expected, 1e-9 * expected);
+  // The head whole, not in two operations.
+  EXPECT_NEAR(evaluate(small({"train.head_chunk=256"}), node(2), h100()).model_flops(), expected,
+              1e-9 * expected);
   // Computing again is no model's work.
   EXPECT_NEAR(evaluate(small({"memory.recompute=block"}), node(2), h100()).model_flops(), expected,
               1e-9 * expected);
@@ -44,6 +47,26 @@ TEST(Evaluation, AGraphIsNoFasterThanStepsThatOverlap) {
   const double eager = evaluate(small(), node(8), h100()).timeline.step_s;
   const double graph = evaluate(small({"train.cuda_graph=true"}), node(8), h100()).timeline.step_s;
   EXPECT_GE(graph, eager);
+}
+
+// Autograd computes both gradients of the head before its hook runs.
+TEST(Fsdp2Evaluation, HasTheHeadAsOneOperation) {
+  const Evaluation ours = evaluate(small(), node(2), h100());
+  const Evaluation fsdp2 = evaluate_fsdp2(small(), node(2), h100());
+  const auto head_s = [](const Evaluation& evaluation, int operations) {
+    double seconds = 0;
+    for (size_t i = 0; i < evaluation.costs.size(); ++i) {
+      const shard::Operation& operation = evaluation.plan.schedule.operations[i];
+      if (operation.kind != shard::OpKind::kHeadLoss &&
+          (operation.kind != shard::OpKind::kBackwardInput || operation.unit != 5))
+        continue;
+      --operations;
+      seconds += evaluation.costs[i].latency_s + evaluation.costs[i].busy_s;
+    }
+    EXPECT_EQ(operations, 0);
+    return seconds;
+  };
+  EXPECT_DOUBLE_EQ(head_s(fsdp2, 1), head_s(ours, 2)) << "of the same kernels";
 }
 
 TEST(Fsdp2Evaluation, TellsWhatItGoesWithout) {

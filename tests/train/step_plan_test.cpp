@@ -91,6 +91,21 @@ TEST(StepPlan, HeadChunksAreNoLongerThanTheBatch) {
   EXPECT_EQ(chunk("train.head_chunk=32"), 32) << "what is given is taken";
 }
 
+TEST(StepPlan, SplitsTheHeadWhereItsRowsAreOneChunk) {
+  const auto head = [](const std::string& chunk) {
+    std::vector<shard::OpKind> kinds;
+    const StepPlan plan = make_step_plan(reference({"train.head_chunk=" + chunk}), node(4));
+    for (const shard::Operation& operation : plan.schedule.operations)
+      if (operation.unit == 13 && operation.stream == shard::StreamId::kCompute)
+        kinds.push_back(operation.kind);
+    return kinds;
+  };
+  using Kinds = std::vector<shard::OpKind>;
+  EXPECT_EQ(head("8192"), (Kinds{shard::OpKind::kHeadLoss, shard::OpKind::kBackwardInput}));
+  EXPECT_EQ(head("8193"), head("8192")) << "more than there are";
+  EXPECT_EQ(head("8191"), Kinds{shard::OpKind::kHeadLoss});
+}
+
 TEST(StepPlan, DividesTheRanks) {
   const auto divided = [](std::vector<std::string> overrides, World world) {
     const Division division = divide(small(overrides), world);
