@@ -97,7 +97,8 @@ void for_each_key(ConfigT&& config, Key&& key) {
       "of the initial weights and of the order of the data");
   key("train.grad_clip", train.grad_clip, Real{0, kHuge}, "largest norm of the gradient; 0: no clipping");
   key("train.head_chunk", train.head_chunk, Integer{0},
-      "rows of logits that exist at a time; 0: 1024, or as many more as need no more memory than those");
+      "rows of logits that exist at a time; 0: 1024, or as many more as need no more memory than those, or "
+      "all where parallel.policy auto finds that faster");
 
   key("train.cuda_graph", train.cuda_graph, Boolean{},
       "the step is captured once as a CUDA graph, collectives included, and replayed");

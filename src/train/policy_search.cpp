@@ -50,6 +50,10 @@ std::string settings_text(const Config& config) {
   return text + " --set memory.recompute=" + name_of(config.memory.recompute.front());
 }
 
+int64_t rows_of(const Config& config) {
+  return config.train.micro_batch * config.train.seq_len;
+}
+
 class Search {
  public:
   Search(const Config& config, const World& world, const shard::Hardware& hardware, int64_t bytes)
@@ -62,8 +66,17 @@ class Search {
         config.memory.recompute = {mode};
         evaluate_candidate(config);
       }
-    for (const Config& config : fastest(3)) try_slots(config);
-    if (const auto found = best()) mix_recomputation(Config(candidates_[*found].config));
+    for (const Config& config : fastest(3)) {
+      const Config with_slots = try_slots(config);
+      try_whole_logits(with_slots);
+    }
+    if (const auto found = best()) {
+      Config config = candidates_[*found].config;
+      mix_recomputation(config);
+      // Logits may have taken the memory that a lighter recomputation could do more with.
+      if (std::exchange(config.train.head_chunk, base_.train.head_chunk) != base_.train.head_chunk)
+        mix_recomputation(config);
+    }
     return result();
   }
 
@@ -88,6 +101,7 @@ class Search {
   const Candidate& evaluate_candidate(const Config& config) {
     const Evaluation evaluation = evaluate(config, world_, hardware_);
     return candidates_.emplace_back(Candidate{.config = config,
+                                              .head_chunk = evaluation.plan.config.train.head_chunk,
                                               .bytes = evaluation.plan.memory.bytes,
                                               .step_s = evaluation.timeline.step_s,
                                               .exposed_comm_s = evaluation.timeline.exposed_comm_s,
@@ -122,13 +136,14 @@ class Search {
     return configs;
   }
 
-  // One kind of slot after the other, as long as more of them help.
-  void try_slots(Config config) {
+  // One kind of slot after the other, as long as more of them help; the configuration with those that do.
+  Config try_slots(Config config) {
     const std::string_view policy = config.parallel.policy;
     const int64_t blocks = config.model.n_layers;
     if (world_.ranks > 1 && (policy == "full" || policy == "hybrid"))
       config.parallel.weight_slots = climb(config, &config::Parallel::weight_slots, {3, 4, 6, 8, blocks});
-    climb(config, &config::Parallel::gradient_slots, {3, 4, 8, blocks + 2});
+    config.parallel.gradient_slots = climb(config, &config::Parallel::gradient_slots, {3, 4, 8, blocks + 2});
+    return config;
   }
 
   int64_t climb(const Config& from, int64_t config::Parallel::*slots, std::initializer_list<int64_t> counts) {
@@ -146,6 +161,15 @@ class Search {
       chosen = count;
     }
     return chosen;
+  }
+
+  // What the plan chooses by itself costs no memory. All logits do, but then the reduction of the head's
+  // gradients hides behind a part of the head itself.
+  void try_whole_logits(Config config) {
+    const int64_t rows = rows_of(config);
+    if (config.train.head_chunk > 0 || make_step_plan(config, world_).config.train.head_chunk >= rows) return;
+    config.train.head_chunk = rows;
+    evaluate_candidate(config);
   }
 
   // The first blocks live longest, so they are the ones that keep least.
@@ -180,18 +204,21 @@ class Search {
 }  // namespace
 
 std::string PolicySearch::table() const {
-  std::string text = format("  %-10s %6s %8s %8s  %-20s %9s %10s %10s\n", "policy", "group", "weights",
-                            "grads", "recompute", "memory", "step", "exposed");
+  std::string text = format("  %-10s %6s %8s %8s  %-20s %10s %9s %10s %10s\n", "policy", "group", "weights",
+                            "grads", "recompute", "logits", "memory", "step", "exposed");
   for (size_t i = 0; i < candidates.size(); ++i) {
     const Candidate& candidate = candidates[i];
     const config::Parallel& parallel = candidate.config.parallel;
     const auto slots = [](int64_t count) { return count == 0 ? std::string("-") : std::to_string(count); };
-    text += format("%s %-10s %6s %8s %8s  %-20s %6.2f GB %7.2f ms %7.2f ms%s\n", best == i ? ">" : " ",
+    const std::string logits = candidate.head_chunk >= rows_of(candidate.config)
+                                   ? "all"
+                                   : std::to_string(candidate.head_chunk) + " rows";
+    text += format("%s %-10s %6s %8s %8s  %-20s %10s %6.2f GB %7.2f ms %7.2f ms%s\n", best == i ? ">" : " ",
                    parallel.policy.c_str(), slots(parallel.group_size).c_str(),
                    slots(parallel.weight_slots).c_str(), slots(parallel.gradient_slots).c_str(),
-                   recompute_text(candidate.config).c_str(), static_cast<double>(candidate.bytes) * 1e-9,
-                   candidate.step_s * 1e3, candidate.exposed_comm_s * 1e3,
-                   candidate.fits ? "" : "  does not fit");
+                   recompute_text(candidate.config).c_str(), logits.c_str(),
+                   static_cast<double>(candidate.bytes) * 1e-9, candidate.step_s * 1e3,
+                   candidate.exposed_comm_s * 1e3, candidate.fits ? "" : "  does not fit");
   }
   return text;
 }

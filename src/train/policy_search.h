@@ -14,7 +14,8 @@
 namespace minillm::train {
 
 struct Candidate {
-  config::Config config;  ///< with an explicit policy, slots and recomputation
+  config::Config config;   ///< with an explicit policy, slots and recomputation
+  int64_t head_chunk = 0;  ///< rows of logits at a time: train.head_chunk, or what the plan chose
   int64_t bytes = 0;
   double step_s = 0;
   double exposed_comm_s = 0;
@@ -30,9 +31,11 @@ struct PolicySearch {
   std::string table() const;
 };
 
-/// Tries every policy and group size with every recomputation and two slots, then more slots for the fastest
-/// ones that fit, then, where memory is what keeps a faster recomputation from more blocks, a mix of two. A
-/// pure function: all ranks choose alike. `config` has policy "auto"; `bytes` is what the plan may take.
+/// Tries every policy and group size with every recomputation and two slots, then for the fastest ones that
+/// fit more slots and all logits at once (train.head_chunk, unless it is given), with which the head's
+/// gradients leave earlier. Then, where memory is what keeps a faster recomputation from more blocks, a mix
+/// of two. A pure function: all ranks choose alike. `config` has policy "auto"; `bytes` is what the plan may
+/// take.
 PolicySearch search_policy(const config::Config& config, const World& world, const shard::Hardware& hardware,
                            int64_t bytes);
 

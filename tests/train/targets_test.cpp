@@ -99,7 +99,7 @@ TEST_P(OnANode, Clipping) {
   EXPECT_GE(found.speedup(), 1.08);
 }
 
-/// Gathers, reductions and the head, each after the other.
+/// Gathers, reductions, and the part of the head that comes between: the loss and the gradient of its weight.
 double seconds_in_turn(const Evaluation& evaluation) {
   double seconds = 0;
   for (size_t i = 0; i < evaluation.costs.size(); ++i) {
@@ -110,10 +110,11 @@ double seconds_in_turn(const Evaluation& evaluation) {
   return seconds;
 }
 
-// 64 nodes of one rank with 45 GB/s each, so that the wire is what limits. 1.29 is what an order can reach
+// 64 nodes of one rank with 45 GB/s each, so that the wire is what limits. 1.306 is what an order can reach
 // that moves each unit once in each direction: all weights have to arrive before the head can run, and the
-// first gradient leaves when the head is done, so that the wire is idle meanwhile; and a ring of 64 ranks
-// passes 63 hops before it is full, which costs every collective 0.9 ms. The step is no longer than that.
+// first gradient leaves when the head's weight has its own, so that the wire is idle for two of the head's
+// three products; and a ring of 64 ranks passes 63 hops before it is full, which costs every collective
+// 0.9 ms. The step is no longer than that.
 TEST(Targets, NetworkOfOneRankPerNode) {
   const World world{.ranks = 64, .ranks_per_node = 1};
   shard::Hardware hardware = h100();
@@ -127,9 +128,9 @@ TEST(Targets, NetworkOfOneRankPerNode) {
   print("64 x 45 GB/s", ours);
   print("", fsdp2);
   const double in_turn_s = seconds_in_turn(ours);
-  std::cout << format("%-34s wire and head in turn %.3f ms\n", "", in_turn_s * 1e3);
+  std::cout << format("%-34s wire, loss and the head's weight in turn %.3f ms\n", "", in_turn_s * 1e3);
   EXPECT_LE(ours.plan.memory.bytes, bytes);
-  EXPECT_GE(fsdp2.timeline.step_s / ours.timeline.step_s, 1.27);
+  EXPECT_GE(fsdp2.timeline.step_s / ours.timeline.step_s, 1.30);
   EXPECT_LE(ours.timeline.step_s, 1.01 * in_turn_s) << "the last update, no more";
 }
 
