@@ -111,7 +111,7 @@ TEST(Policies, WhatChangesOnlyTheOrderChangesNoBit) {
 // The head as one operation, and as two without a final norm, whose gradients are one collective.
 TEST(Policies, HeadsOfOtherKinds) {
   const std::vector<std::pair<const char*, Change>> heads = {
-      {"logits in chunks", [](auto& c) { c.train.head_chunk = 16; }},
+      {"logits in chunks", [](auto& c) { c.train.head_chunk = 4; }},
       {"no final norm", [](auto& c) { c.model.final_norm = false; }}};
   for (const auto& [name, change] : heads) {
     SCOPED_TRACE(name);
