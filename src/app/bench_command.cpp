@@ -3,7 +3,6 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <vector>
 
 #include "app/cli.h"
 #include "app/output_file.h"
@@ -17,8 +16,7 @@ namespace minillm::app {
 namespace {
 
 struct Arguments {
-  std::string config;
-  std::vector<std::string> overrides;
+  ConfigurationArguments configuration;
   std::string only, json;
   int ranks = 1;
   profile::MeterOptions meter;
@@ -36,7 +34,7 @@ profile::Times measure(const profile::Report& report, profile::MeterOptions opti
 
 void bench(const Arguments& arguments) {
   profile::Report report;
-  report.config = config::load(arguments.config, arguments.overrides);
+  report.config = arguments.configuration.load();
   report.ranks = arguments.ranks;
   const train::StepPlan plan = train::make_step_plan(report.config, {arguments.ranks, arguments.ranks});
   report.config = plan.config;
@@ -56,14 +54,7 @@ void add_bench_command(CLI::App& app) {
   const auto arguments = std::make_shared<Arguments>();
   CLI::App* const command = app.add_subcommand(
       "bench", "Measures each kernel and matrix product of a training step against the device's limits");
-  command->add_option("CONFIG", arguments->config, "The configuration, a JSON file")
-      ->type_name("FILE")
-      ->required();
-  command
-      ->add_option("--set", arguments->overrides,
-                   "Overrides a key of the configuration, e.g. train.seq_len=512")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
+  add_configuration(*command, arguments->configuration);
   command
       ->add_option("--only", arguments->only,
                    "Only cases whose names contain a match, e.g. '^gemm|attention'")

@@ -35,6 +35,17 @@ std::string exit_codes() {
 
 }  // namespace
 
+CLI::Option* add_configuration(CLI::App& command, ConfigurationArguments& arguments) {
+  CLI::Option* const file = command.add_option("CONFIG", arguments.file, "The configuration, a JSON file")
+                                ->type_name("FILE")
+                                ->required();
+  command
+      .add_option("--set", arguments.overrides, "Overrides a key of the configuration, e.g. train.steps=20")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
+  return file;
+}
+
 void run_command_line(Process& process) {
   CLI::App app("MiniLLM: trains transformers on many GPUs. Start several ranks with mpirun or srun.",
                "minillm");

@@ -3,12 +3,16 @@
 #pragma once
 
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "comm/bootstrap.h"
+#include "config/config.h"
 
 namespace CLI {  // NOLINT(readability-identifier-naming): the library's
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace minillm::app {
 
@@ -23,6 +27,17 @@ struct Process {
 /// Parses the arguments and runs the command that they name. Throws UsageError for a command line that is not
 /// allowed, and whatever the command throws.
 void run_command_line(Process& process);
+
+/// CONFIG and --set, which most commands have.
+struct ConfigurationArguments {
+  std::string file;
+  std::vector<std::string> overrides;  ///< KEY=VALUE, the later ones win
+
+  /// Throws what config::load() throws.
+  config::Config load() const { return config::load(file, overrides); }
+};
+/// Adds them to a command; the option of the file, which is required unless the caller says otherwise.
+CLI::Option* add_configuration(CLI::App& command, ConfigurationArguments& arguments);
 
 void add_train_command(CLI::App& app, Process& process);
 void add_plan_command(CLI::App& app);

@@ -19,8 +19,7 @@ namespace minillm::app {
 namespace {
 
 struct Arguments {
-  std::string config;
-  std::vector<std::string> overrides;
+  ConfigurationArguments configuration;
   int world = 1;
   int group = 0;
   std::string policy, gpu, hardware, trace;
@@ -54,13 +53,14 @@ shard::Hardware choose_hardware(const Arguments& arguments, const std::string& o
 // --policy and --group are what --set parallel.policy=… and parallel.group_size=… are, but for "fsdp2", which
 // nobody can train with.
 config::Config load_config(const Arguments& arguments) {
-  std::vector<std::string> overrides = arguments.overrides;
+  ConfigurationArguments configuration = arguments.configuration;
+  std::vector<std::string>& overrides = configuration.overrides;
   std::string policy = arguments.policy;
   if (policy.empty() && arguments.group > 0) policy = "hybrid";
   if (policy == "fsdp2") policy = arguments.group > 0 ? "hybrid" : "full";
   if (!policy.empty()) overrides.push_back("parallel.policy=" + policy);
   if (arguments.group > 0) overrides.push_back("parallel.group_size=" + std::to_string(arguments.group));
-  return config::load(arguments.config, overrides);
+  return configuration.load();
 }
 
 void plan(const Arguments& arguments) {
@@ -69,7 +69,7 @@ void plan(const Arguments& arguments) {
   const train::World world{arguments.world,
                            hardware.link ? static_cast<int>(hardware.link->ranks) : arguments.world};
   if (config.parallel.policy == "auto") {
-    const int64_t bytes = train::available_bytes(config, hardware);
+    const int64_t bytes = config.memory.available(hardware.memory_bytes);
     const train::PolicySearch search = train::search_policy(config, world, hardware, bytes);
     if (search.best && !arguments.json) std::cout << search.table() << "\n";
     config = train::chosen_of(search, world, bytes);
@@ -115,13 +115,7 @@ void add_plan_command(CLI::App& app) {
   const auto arguments = std::make_shared<Arguments>();
   CLI::App* const command = app.add_subcommand(
       "plan", "Shows memory, traffic and a simulated timeline of a training step, without a GPU");
-  command->add_option("CONFIG", arguments->config, "The configuration, a JSON file")
-      ->type_name("FILE")
-      ->required();
-  command
-      ->add_option("--set", arguments->overrides, "Overrides a key of the configuration, e.g. train.steps=20")
-      ->type_name("KEY=VALUE")
-      ->allow_extra_args(false);
+  add_configuration(*command, arguments->configuration);
   command->add_option("--world", arguments->world, "Ranks of the job")
       ->check(CLI::Range(1, 1 << 20))
       ->required();

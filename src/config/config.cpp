@@ -219,6 +219,17 @@ const char* name_of(Recompute mode) {
   return mode == Recompute::kNone ? "none" : mode == Recompute::kCheap ? "cheap" : "block";
 }
 
+std::string Memory::recompute_summary() const {
+  if (recompute.size() == 1) return name_of(recompute.front());
+  std::string text;
+  for (auto run = recompute.begin(); run != recompute.end();) {
+    const auto end = std::find_if(run, recompute.end(), [&](Recompute mode) { return mode != *run; });
+    text += (text.empty() ? "" : ", ") + std::to_string(end - run) + "x " + name_of(*run);
+    run = end;
+  }
+  return text;
+}
+
 Config load(const std::string& path, const std::vector<std::string>& overrides) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);

@@ -6,6 +6,7 @@
 // anywhere.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -79,6 +80,12 @@ struct Memory {
 
   Recompute recompute_of(int64_t block) const {
     return recompute[recompute.size() == 1 ? 0 : static_cast<size_t>(block)];
+  }
+  /// `recompute` in a few words: "cheap", or by runs of blocks, "4x block, 8x cheap".
+  std::string recompute_summary() const;
+  /// What a plan may take of a device with `device_bytes`.
+  int64_t available(int64_t device_bytes) const {
+    return limit > 0 ? std::min(limit, device_bytes) : device_bytes;
   }
 };
 

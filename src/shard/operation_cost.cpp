@@ -130,19 +130,28 @@ OperationCost operation_cost(const Operation& operation, const Schedule& schedul
 }
 
 std::vector<OperationCost> operation_costs(const Schedule& schedule, const Layout& layout,
-                                           const Program& program, const Hardware& hardware,
+                                           const WorkOf& work_of, const Hardware& hardware,
                                            DType parameter_type) {
   std::vector<OperationCost> costs;
   costs.reserve(schedule.operations.size());
   for (const Operation& operation : schedule.operations) {
-    if (is_copy(operation.kind))
-      throw InternalError("operation_costs: '" + describe(operation, layout.unit_names()) +
-                          "' is no work of a program; what it moves has to be given to operation_cost");
-    const bool of_program = !is_collective(operation.kind);
-    const std::vector<KernelWork> work = of_program ? program.work(operation) : std::vector<KernelWork>{};
+    std::vector<KernelWork> work;
+    if (!is_collective(operation.kind)) work = work_of(operation);
     costs.push_back(operation_cost(operation, schedule, layout, work, hardware, parameter_type));
   }
   return costs;
+}
+
+std::vector<OperationCost> operation_costs(const Schedule& schedule, const Layout& layout,
+                                           const Program& program, const Hardware& hardware,
+                                           DType parameter_type) {
+  const auto work_of = [&](const Operation& operation) {
+    if (is_copy(operation.kind))
+      throw InternalError("operation_costs: '" + describe(operation, layout.unit_names()) +
+                          "' is no work of a program; what it moves has to be given");
+    return program.work(operation);
+  };
+  return operation_costs(schedule, layout, WorkOf(work_of), hardware, parameter_type);
 }
 
 }  // namespace minillm::shard

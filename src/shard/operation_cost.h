@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
@@ -51,8 +52,13 @@ OperationCost operation_cost(const Operation& operation, const Schedule& schedul
                              std::span<const KernelWork> work, const Hardware& hardware,
                              DType parameter_type);
 
-/// Of all operations of a schedule that a program runs, in its order. Throws InternalError for copies, which
-/// programs know nothing of, and what operation_cost() throws.
+/// Of all operations of a schedule, in its order; `work_of` is asked about all that are no collectives.
+/// Throws what operation_cost() throws.
+using WorkOf = std::function<std::vector<KernelWork>(const Operation&)>;
+std::vector<OperationCost> operation_costs(const Schedule& schedule, const Layout& layout,
+                                           const WorkOf& work_of, const Hardware& hardware,
+                                           DType parameter_type);
+/// The same for what a program runs. Throws InternalError for copies, which programs know nothing of.
 std::vector<OperationCost> operation_costs(const Schedule& schedule, const Layout& layout,
                                            const Program& program, const Hardware& hardware,
                                            DType parameter_type);

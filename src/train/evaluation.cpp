@@ -23,16 +23,15 @@ double model_operations(const std::vector<KernelWork>& work) {
 
 std::vector<shard::OperationCost> fsdp2_costs(const StepPlan& plan, const shard::Hardware& hardware) {
   const DType type = plan.config.precision.param;
-  std::vector<shard::OperationCost> costs;
-  for (const shard::Operation& operation : plan.schedule.operations) {
+  const auto work_of = [&](const shard::Operation& operation) {
     std::vector<KernelWork> work;
     if (const int64_t bytes = shard::copy_bytes(operation, *plan.layout, type); bytes > 0)
       work.push_back({KernelWork::Unit::kOther, {.bytes = bytes}});
-    else if (!shard::is_collective(operation.kind) && !shard::is_copy(operation.kind))
+    else if (!shard::is_copy(operation.kind))
       work = plan.program->work(operation);
-    costs.push_back(shard::operation_cost(operation, plan.schedule, *plan.layout, work, hardware, type));
-  }
-  return costs;
+    return work;
+  };
+  return shard::operation_costs(plan.schedule, *plan.layout, shard::WorkOf(work_of), hardware, type);
 }
 
 /// The configuration that FSDP2's plan is made from, and what of the given one it goes without.
@@ -113,11 +112,6 @@ Evaluation evaluate_fsdp2(const config::Config& config, const World& world, cons
   result.costs = fsdp2_costs(plan, hardware);
   result.timeline = shard::simulate(plan.schedule, plan.waits, result.costs);
   return result;
-}
-
-int64_t available_bytes(const config::Config& config, const shard::Hardware& hardware) {
-  return config.memory.limit > 0 ? std::min(config.memory.limit, hardware.memory_bytes)
-                                 : hardware.memory_bytes;
 }
 
 }  // namespace minillm::train

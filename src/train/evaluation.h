@@ -36,7 +36,4 @@ Evaluation evaluate(const config::Config& config, const World& world, const shar
 /// Throws UsageError for other policies.
 Evaluation evaluate_fsdp2(const config::Config& config, const World& world, const shard::Hardware& hardware);
 
-/// What a plan may take: memory.limit, at most the memory of the device.
-int64_t available_bytes(const config::Config& config, const shard::Hardware& hardware);
-
 }  // namespace minillm::train

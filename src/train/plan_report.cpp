@@ -36,12 +36,6 @@ std::string joined(const std::vector<std::string>& items, const char* separator)
   return text;
 }
 
-std::string recompute_text(const config::Config& config) {
-  std::vector<std::string> modes;
-  for (const config::Recompute mode : config.memory.recompute) modes.emplace_back(name_of(mode));
-  return joined(modes, ",");
-}
-
 /// "1 rank", "2 ranks".
 std::string counted(int64_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
@@ -69,7 +63,7 @@ std::string slots_lines(const StepPlan& plan) {
 std::string remarks(const Evaluation& own, const Evaluation& peer, const shard::Hardware& hardware) {
   std::string text;
   if (!peer.left_out.empty()) text = peer.policy + " goes without " + joined(peer.left_out, ", ") + "\n";
-  const int64_t available = available_bytes(own.plan.config, hardware);
+  const int64_t available = own.plan.config.memory.available(hardware.memory_bytes);
   if (own.plan.memory.bytes <= available) return text;
   text += own.policy + " does not fit.";
   if (own.policy != "fsdp2") text.append(" ").append(advise_on_memory(own.plan.config, own.world, available));
@@ -89,7 +83,7 @@ Json numbers(const Evaluation& evaluation, const shard::Hardware& hardware) {
   document["shards"] = plan.division.shards;
   document["replicas"] = plan.division.replicas;
   document["memory"]["peak_bytes"] = plan.memory.bytes;
-  document["memory"]["available_bytes"] = available_bytes(plan.config, hardware);
+  document["memory"]["available_bytes"] = plan.config.memory.available(hardware.memory_bytes);
   for (const shard::Purpose purpose : shard::kPurposes)
     document["memory"]["by_purpose"][name_of(purpose)] = plan.memory.peak_bytes(purpose);
   document["comm"]["bytes_per_rank"] = {{"all_gather", timeline.wire_bytes.gather},
@@ -121,8 +115,8 @@ std::string plan_header(const Evaluation& evaluation, const shard::Hardware& har
                                    : count(plan.division.replicas) + " copies of the model, each on ") +
       counted(plan.division.shards, "rank");
   if (evaluation.policy == "fsdp2") return text + "\n";
-  return text + "; recompute " + recompute_text(plan.config) + "; logits of " + count(train.head_chunk) +
-         " rows at a time\n" + slots_lines(plan);
+  return text + "; recompute " + plan.config.memory.recompute_summary() + "; logits of " +
+         count(train.head_chunk) + " rows at a time\n" + slots_lines(plan);
 }
 
 std::string plan_table(std::span<const Evaluation* const> evaluations, const shard::Hardware& hardware) {
@@ -137,7 +131,8 @@ std::string plan_table(std::span<const Evaluation* const> evaluations, const sha
   for (const shard::Purpose purpose : shard::kPurposes)
     row(name_of(purpose), [&](const Evaluation& e) { return megabytes(e.plan.memory.peak_bytes(purpose)); });
   row("peak", [](const Evaluation& e) { return megabytes(e.plan.memory.bytes); });
-  row("available", [&](const Evaluation& e) { return megabytes(available_bytes(e.plan.config, hardware)); });
+  row("available",
+      [&](const Evaluation& e) { return megabytes(e.plan.config.memory.available(hardware.memory_bytes)); });
   text += "sent by a rank per step\n";
   row("all-gather", [](const Evaluation& e) { return megabytes(e.timeline.wire_bytes.gather); });
   row("reduce-scatter", [](const Evaluation& e) { return megabytes(e.timeline.wire_bytes.reduce_scatter); });
@@ -180,7 +175,7 @@ std::string plan_json(const Evaluation& evaluation, const shard::Hardware& hardw
                           {"gradient_slots", std::ssize(evaluation.plan.schedule.gradient_slots)},
                           {"deferred_blocks", evaluation.plan.policy.deferred_blocks},
                           {"head_chunk", evaluation.plan.config.train.head_chunk},
-                          {"recompute", recompute_text(evaluation.plan.config)},
+                          {"recompute", evaluation.plan.config.memory.recompute_summary()},
                           {"cuda_graph", evaluation.plan.config.train.cuda_graph}};
   document["hardware"] = hardware.name;
   if (peer != nullptr) document["peer"] = numbers(*peer, hardware);

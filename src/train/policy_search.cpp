@@ -34,14 +34,6 @@ std::vector<int> group_sizes(const World& world) {
   return list;
 }
 
-std::string recompute_text(const Config& config) {
-  const std::vector<Recompute>& modes = config.memory.recompute;
-  if (modes.size() == 1) return name_of(modes.front());
-  const auto first = std::ranges::count(modes, modes.front());
-  return format("%lldx %s, %lldx %s", static_cast<long long>(first), name_of(modes.front()),
-                static_cast<long long>(std::ssize(modes) - first), name_of(modes.back()));
-}
-
 /// What --set takes to get a candidate of one recomputation and default slots.
 std::string settings_text(const Config& config) {
   std::string text = "--set parallel.policy=" + config.parallel.policy;
@@ -66,10 +58,7 @@ class Search {
         config.memory.recompute = {mode};
         evaluate_candidate(config);
       }
-    for (const Config& config : fastest(3)) {
-      const Config with_slots = try_slots(config);
-      try_whole_logits(with_slots);
-    }
+    for (const Candidate& candidate : fastest(3)) try_whole_logits(try_slots(candidate));
     if (const auto found = best()) {
       Config config = candidates_[*found].config;
       mix_recomputation(config);
@@ -126,48 +115,43 @@ class Search {
                    candidates_[*fastest].step_s * (1 + kHardlySlower));
   }
 
-  std::vector<Config> fastest(size_t count) const {
-    std::vector<const Candidate*> fitting;
+  std::vector<Candidate> fastest(size_t count) const {
+    std::vector<Candidate> fitting;
     for (const Candidate& candidate : candidates_)
-      if (candidate.fits) fitting.push_back(&candidate);
-    std::ranges::stable_sort(fitting, {}, [](const Candidate* c) { return std::pair(c->step_s, c->bytes); });
-    std::vector<Config> configs;
-    for (size_t i = 0; i < std::min(count, fitting.size()); ++i) configs.push_back(fitting[i]->config);
-    return configs;
+      if (candidate.fits) fitting.push_back(candidate);
+    std::ranges::stable_sort(fitting, {}, [](const Candidate& c) { return std::pair(c.step_s, c.bytes); });
+    fitting.resize(std::min(count, fitting.size()));
+    return fitting;
   }
 
-  // One kind of slot after the other, as long as more of them help; the configuration with those that do.
-  Config try_slots(Config config) {
-    const std::string_view policy = config.parallel.policy;
-    const int64_t blocks = config.model.n_layers;
+  // One kind of slot after the other, as long as more of them help; the candidate with those that do.
+  Candidate try_slots(Candidate found) {
+    const std::string_view policy = found.config.parallel.policy;
+    const int64_t blocks = found.config.model.n_layers;
     if (world_.ranks > 1 && (policy == "full" || policy == "hybrid"))
-      config.parallel.weight_slots = climb(config, &config::Parallel::weight_slots, {3, 4, 6, 8, blocks});
-    config.parallel.gradient_slots = climb(config, &config::Parallel::gradient_slots, {3, 4, 8, blocks + 2});
-    return config;
+      found = climb(found, &config::Parallel::weight_slots, {3, 4, 6, 8, blocks});
+    return climb(found, &config::Parallel::gradient_slots, {3, 4, 8, blocks + 2});
   }
 
-  int64_t climb(const Config& from, int64_t config::Parallel::*slots, std::initializer_list<int64_t> counts) {
-    Config config = from;
-    const int64_t most = config.model.n_layers + 2;
-    int64_t chosen = config.parallel.*slots;
-    double fastest = evaluate(config, world_, hardware_).timeline.step_s;
+  Candidate climb(Candidate found, int64_t config::Parallel::*slots, std::initializer_list<int64_t> counts) {
+    const int64_t most = found.config.model.n_layers + 2;
     for (int64_t count : counts) {
-      if (count > most || count <= chosen) continue;
+      if (count > most || count <= found.config.parallel.*slots) continue;
+      Config config = found.config;
       config.parallel.*slots = count;
       const Candidate& candidate = evaluate_candidate(config);
       if (!candidate.fits) break;
-      if (candidate.step_s * (1 + kHardlySlower) >= fastest) continue;
-      fastest = candidate.step_s;
-      chosen = count;
+      if (candidate.step_s * (1 + kHardlySlower) < found.step_s) found = candidate;
     }
-    return chosen;
+    return found;
   }
 
   // What the plan chooses by itself costs no memory. All logits do, but then the reduction of the head's
   // gradients hides behind a part of the head itself.
-  void try_whole_logits(Config config) {
+  void try_whole_logits(const Candidate& found) {
+    Config config = found.config;
     const int64_t rows = rows_of(config);
-    if (config.train.head_chunk > 0 || make_step_plan(config, world_).config.train.head_chunk >= rows) return;
+    if (config.train.head_chunk > 0 || found.head_chunk >= rows) return;
     config.train.head_chunk = rows;
     evaluate_candidate(config);
   }
@@ -216,7 +200,7 @@ std::string PolicySearch::table() const {
     text += format("%s %-10s %6s %8s %8s  %-20s %10s %6.2f GB %7.2f ms %7.2f ms%s\n", best == i ? ">" : " ",
                    parallel.policy.c_str(), slots(parallel.group_size).c_str(),
                    slots(parallel.weight_slots).c_str(), slots(parallel.gradient_slots).c_str(),
-                   recompute_text(candidate.config).c_str(), logits.c_str(),
+                   candidate.config.memory.recompute_summary().c_str(), logits.c_str(),
                    static_cast<double>(candidate.bytes) * 1e-9, candidate.step_s * 1e3,
                    candidate.exposed_comm_s * 1e3, candidate.fits ? "" : "  does not fit");
   }

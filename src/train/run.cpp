@@ -69,8 +69,7 @@ config::Config with_chosen_policy(const config::Config& config, comm::Bootstrap&
   if (config.parallel.policy != "auto") return config;
   const World world{bootstrap.size(), bootstrap.local_size()};
   const shard::Hardware hardware = hardware_of(config, bootstrap);
-  int64_t bytes = -bootstrap.max(-cuda::device_capacity().free);
-  if (config.memory.limit > 0) bytes = std::min(bytes, config.memory.limit);
+  const int64_t bytes = config.memory.available(-bootstrap.max(-cuda::device_capacity().free));
   const PolicySearch search = search_policy(config, world, hardware, bytes);
   if (search.best && bootstrap.rank() == 0)  // else the error has the table
     std::cout << "policies on " << hardware.name << ", the fastest that fits marked:\n"

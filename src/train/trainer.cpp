@@ -21,14 +21,12 @@ namespace {
 /// Throws MemoryError unless the plan fits.
 void check_capacity(const StepPlan& plan, const World& world) {
   const cuda::DeviceCapacity capacity = cuda::device_capacity();
-  const int64_t limit = plan.config.memory.limit;
-  const bool limited = limit > 0 && limit < capacity.free;
-  const int64_t bytes = limited ? limit : capacity.free;
+  const int64_t bytes = plan.config.memory.available(capacity.free);
   if (plan.memory.bytes <= bytes) return;
   throw MemoryError("the plan needs " + std::to_string(plan.memory.bytes) + " bytes on each device, but " +
-                    (limited ? "memory.limit is " + std::to_string(limit) + ".\n"
-                             : "only " + std::to_string(capacity.free) + " of " +
-                                   std::to_string(capacity.total) + " are free.\n") +
+                    (bytes < capacity.free ? "memory.limit is " + std::to_string(bytes) + ".\n"
+                                           : "only " + std::to_string(bytes) + " of " +
+                                                 std::to_string(capacity.total) + " are free.\n") +
                     plan.memory.table() + advise_on_memory(plan.config, world, bytes));
 }
 

@@ -101,11 +101,5 @@ TEST(Fsdp2Evaluation, RefusesOtherPolicies) {
                            {"\"fsdp2\"", "parallel.policy", "\"grads\""});
 }
 
-TEST(AvailableBytes, TheLimitWithinTheDevice) {
-  EXPECT_EQ(available_bytes(small(), h100()), 80'000'000'000);
-  EXPECT_EQ(available_bytes(small({"memory.limit=1000000"}), h100()), 1'000'000);
-  EXPECT_EQ(available_bytes(small({"memory.limit=90000000000"}), h100()), 80'000'000'000);
-}
-
 }  // namespace
 }  // namespace minillm::train

@@ -241,6 +241,17 @@ TEST(Config, PoliciesRejectWhatTheyWouldIgnore) {
   EXPECT_EQ(with("memory.limit=40e9").memory.limit, 40'000'000'000);
 }
 
+TEST(Config, MemoryInWordsAndInBytes) {
+  using enum Recompute;
+  EXPECT_EQ((Memory{.recompute = {kBlock}}).recompute_summary(), "block");
+  EXPECT_EQ((Memory{.recompute = {kBlock, kBlock, kCheap}}).recompute_summary(), "2x block, 1x cheap");
+  EXPECT_EQ((Memory{.recompute = {kNone, kBlock, kNone}}).recompute_summary(), "1x none, 1x block, 1x none");
+
+  EXPECT_EQ((Memory{.limit = 0}).available(7), 7);
+  EXPECT_EQ((Memory{.limit = 5}).available(7), 5);
+  EXPECT_EQ((Memory{.limit = 9}).available(7), 7);
+}
+
 TEST(Config, MalformedOverrides) {
   expect_override_rejected("train.steps", {"--set train.steps", "'='", "KEY=VALUE"});
   expect_override_rejected("=5", {"--set =5", "unknown key ''"});
