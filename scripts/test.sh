@@ -7,9 +7,9 @@ usage: scripts/test.sh [--full]
 
 Installs what is missing (as root), builds the sim preset and runs all tests with ctest.
 
-  --full   also: the include rule, clang-format and clang-tidy; all tests under AddressSanitizer (sim-asan) and
-           ThreadSanitizer (sim-tsan); everything compiled by nvcc for sm_80, 90a, 100 and 120 (cuda), the tests on the
-           GPU where there is one, and the rules for the machine code (sass_report.py)
+  --full   also: the include rule, clang-format and clang-tidy; the tests of what runs on a device under
+           AddressSanitizer (sim-asan) and ThreadSanitizer (sim-tsan); everything compiled by nvcc for sm_80, 90a, 100
+           and 120 (cuda), the tests on the GPU where there is one, and the rules for the machine code (sass_report.py)
 
 Ends with the time of each stage and ctest's totals of each preset. Returns 1 when anything failed.
 EOF
