@@ -13,7 +13,9 @@ endif()
 
 # Ranks that distributed tests run with. Sanitizers look at accesses and their order, which show with two and three.
 set(MINILLM_TEST_RANKS 1 2 3 4)
-if(MINILLM_SANITIZE MATCHES "thread")
+if(NOT MINILLM_MPI)
+  set(MINILLM_TEST_RANKS 1)
+elseif(MINILLM_SANITIZE MATCHES "thread")
   set(MINILLM_TEST_RANKS 2)
 elseif(MINILLM_SANITIZE)
   set(MINILLM_TEST_RANKS 2 3)
@@ -27,8 +29,16 @@ if(MINILLM_SANITIZE MATCHES "undefined")
   set(MINILLM_TEST_OPTIONS -O0 -fno-sanitize=undefined,bounds,alignment)
 endif()
 
+# minillm_launcher(VARIABLE N): what starts a program on N ranks; nothing without MPI, where N is 1.
+function(minillm_launcher variable ranks)
+  set(${variable} "" PARENT_SCOPE)
+  if(MINILLM_MPI)
+    set(${variable} ${PROJECT_SOURCE_DIR}/scripts/mpirun.sh -np ${ranks} PARENT_SCOPE)
+  endif()
+endfunction()
+
 # minillm_test(NAME SOURCES… LINK TARGETS… [RANKS N…] [TIMEOUT SECONDS]): a GoogleTest program. Without RANKS it runs
-# once per test case; with RANKS the whole program runs under mpirun once per count, named NAME.N.
+# once per test case; with RANKS the whole program runs once per count, named NAME.N.
 # Sources of kernels (.cu) keep the build's options.
 function(minillm_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK;RANKS" ${ARGN})
@@ -43,8 +53,8 @@ function(minillm_test name)
   set_property(SOURCE ${test_sources} APPEND PROPERTY COMPILE_OPTIONS ${MINILLM_TEST_OPTIONS})
   if(ARG_RANKS)
     foreach(ranks ${ARG_RANKS})
-      add_test(NAME ${name}.${ranks}
-        COMMAND ${PROJECT_SOURCE_DIR}/scripts/mpirun.sh -np ${ranks} $<TARGET_FILE:${name}>)
+      minillm_launcher(launcher ${ranks})
+      add_test(NAME ${name}.${ranks} COMMAND ${launcher} $<TARGET_FILE:${name}>)
       set_tests_properties(${name}.${ranks} PROPERTIES
         TIMEOUT ${ARG_TIMEOUT} PROCESSORS ${ranks} ENVIRONMENT "${MINILLM_TEST_ENVIRONMENT}")
     endforeach()

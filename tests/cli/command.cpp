@@ -78,6 +78,7 @@ Result minillm(const std::vector<std::string>& arguments) {
 }
 
 Result minillm_on(int ranks, const std::vector<std::string>& arguments) {
+  if (ranks == 1) return minillm(arguments);
   std::vector<std::string> command{MINILLM_SOURCE_DIR "/scripts/mpirun.sh", "-np", std::to_string(ranks),
                                    MINILLM_PROGRAM};
   command.insert(command.end(), arguments.begin(), arguments.end());

@@ -23,7 +23,7 @@ Result run(const std::vector<std::string>& command, std::chrono::seconds patienc
 
 /// Runs minillm with these arguments.
 Result minillm(const std::vector<std::string>& arguments);
-/// The same on `ranks` ranks of one machine.
+/// The same on `ranks` ranks of one machine; more than one need MPI.
 Result minillm_on(int ranks, const std::vector<std::string>& arguments);
 
 /// How often `part` occurs in `text`.

@@ -15,7 +15,7 @@ class GemmChoice : public ::testing::Test {
   Result train(int ranks, const std::vector<std::string>& settings) const {
     std::vector<std::string> arguments{"train", config_};
     for (const std::string& setting : settings) arguments.insert(arguments.end(), {"--set", setting});
-    return ranks == 1 ? minillm(arguments) : minillm_on(ranks, arguments);
+    return minillm_on(ranks, arguments);
   }
   static std::vector<std::string> losses(const Result& result) {
     const std::regex loss(R"(Step \d+ \| Loss: \S+)");
