@@ -151,7 +151,7 @@ std::vector<OperationCost> operation_costs(const Schedule& schedule, const Layou
                           "' is no work of a program; what it moves has to be given");
     return program.work(operation);
   };
-  return operation_costs(schedule, layout, WorkOf(work_of), hardware, parameter_type);
+  return operation_costs(schedule, layout, work_of, hardware, parameter_type);
 }
 
 }  // namespace minillm::shard

@@ -31,7 +31,7 @@ std::vector<shard::OperationCost> fsdp2_costs(const StepPlan& plan, const shard:
       work = plan.program->work(operation);
     return work;
   };
-  return shard::operation_costs(plan.schedule, *plan.layout, shard::WorkOf(work_of), hardware, type);
+  return shard::operation_costs(plan.schedule, *plan.layout, work_of, hardware, type);
 }
 
 /// The configuration that FSDP2's plan is made from, and what of the given one it goes without.

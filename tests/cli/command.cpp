@@ -1,6 +1,7 @@
 #include "command.h"
 
 #include <fcntl.h>
+#include <gtest/gtest.h>
 #include <signal.h>
 #include <spawn.h>
 #include <sys/wait.h>
@@ -83,6 +84,12 @@ Result minillm_on(int ranks, const std::vector<std::string>& arguments) {
                                    MINILLM_PROGRAM};
   command.insert(command.end(), arguments.begin(), arguments.end());
   return run(command);
+}
+
+void expect_failed(const Result& result, ExitCode code, std::initializer_list<std::string> parts) {
+  EXPECT_EQ(result.exit_code, static_cast<int>(code)) << result;
+  EXPECT_FALSE(result.timed_out) << result;
+  for (const std::string& part : parts) EXPECT_GT(count(result.err, part), 0) << part << "\n" << result;
 }
 
 int count(const std::string& text, const std::string& part) {

@@ -2,9 +2,12 @@
 #pragma once
 
 #include <chrono>
+#include <initializer_list>
 #include <ostream>
 #include <string>
 #include <vector>
+
+#include "core/error.h"
 
 namespace minillm::test {
 
@@ -25,6 +28,9 @@ Result run(const std::vector<std::string>& command, std::chrono::seconds patienc
 Result minillm(const std::vector<std::string>& arguments);
 /// The same on `ranks` ranks of one machine; more than one need MPI.
 Result minillm_on(int ranks, const std::vector<std::string>& arguments);
+
+/// The exit code, and these parts in what it says on stderr.
+void expect_failed(const Result& result, ExitCode code, std::initializer_list<std::string> parts);
 
 /// How often `part` occurs in `text`.
 int count(const std::string& text, const std::string& part);

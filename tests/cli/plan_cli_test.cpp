@@ -51,10 +51,9 @@ class Plan : public ::testing::Test {
   static void expect_failure(const Arguments& arguments, ExitCode code,
                              std::initializer_list<std::string> parts) {
     const Result result = plan(arguments);
-    EXPECT_EQ(result.exit_code, static_cast<int>(code)) << result;
+    expect_failed(result, code, parts);
     EXPECT_EQ(result.out, "");
     EXPECT_TRUE(result.err.starts_with("error: ")) << result;
-    expect_parts(result.err, parts);
   }
 
   /// The figures of a row of the table, by column.

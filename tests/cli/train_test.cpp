@@ -23,12 +23,6 @@ std::vector<std::string> tiny(const TemporaryFolder& folder, std::vector<std::st
   return arguments;
 }
 
-void expect_failure(const Result& result, ExitCode code, std::initializer_list<std::string> parts) {
-  EXPECT_EQ(result.exit_code, static_cast<int>(code)) << result;
-  EXPECT_FALSE(result.timed_out) << result;
-  for (const std::string& part : parts) EXPECT_GT(count(result.err, part), 0) << part << "\n" << result;
-}
-
 std::vector<std::string> with(std::vector<std::string> start, const std::vector<std::string>& more) {
   start.insert(start.end(), more.begin(), more.end());
   return start;
@@ -77,8 +71,8 @@ TEST(Train, StartsFromAWeightsFileAtAnotherNumberOfRanks) {
   const std::string init = "model.init=" + folder.path("out/model.safetensors");
   const Result result = minillm_on(2, tiny(folder, {"--set", init}));
   EXPECT_EQ(result.exit_code, 0) << result;
-  expect_failure(minillm(tiny(folder, {"--set", init, "--set", "model.ffn_dim=128"})), ExitCode::kInput,
-                 {"layers.0.ffn.up.weight", "shape"});
+  expect_failed(minillm(tiny(folder, {"--set", init, "--set", "model.ffn_dim=128"})), ExitCode::kInput,
+                {"layers.0.ffn.up.weight", "shape"});
 }
 
 TEST(Train, DataErrors) {
@@ -86,31 +80,31 @@ TEST(Train, DataErrors) {
   const auto text = [&](const std::string& path, std::vector<std::string> more = {}) {
     return minillm(with(tiny(folder, {"--set", "data.source=text", "--set", "data.path=" + path}), more));
   };
-  expect_failure(text(folder.path("absent")), ExitCode::kInput, {"absent"});
-  expect_failure(text(folder.write("empty", "")), ExitCode::kInput, {"empty"});
-  expect_failure(text(folder.write("short", "too short")), ExitCode::kInput, {"short", "9", "17"});
+  expect_failed(text(folder.path("absent")), ExitCode::kInput, {"absent"});
+  expect_failed(text(folder.write("empty", "")), ExitCode::kInput, {"empty"});
+  expect_failed(text(folder.write("short", "too short")), ExitCode::kInput, {"short", "9", "17"});
   const std::string long_text = folder.write("long", std::string(100, 'a') + "\xff");
-  expect_failure(text(long_text, {"--set", "model.vocab_size=200"}), ExitCode::kInput,
-                 {"long", "255", "200", "100"});
+  expect_failed(text(long_text, {"--set", "model.vocab_size=200"}), ExitCode::kInput,
+                {"long", "255", "200", "100"});
 }
 
 TEST(Train, UnwritableFolders) {
   const TemporaryFolder folder;
   const std::string below_a_file = folder.write("file", "") + "/logs";
-  expect_failure(minillm(tiny(folder, {"--log-dir", below_a_file})), ExitCode::kInput, {below_a_file});
-  expect_failure(minillm(tiny(folder, {"--set", "checkpoint.dir=" + below_a_file})), ExitCode::kInput,
-                 {below_a_file});
+  expect_failed(minillm(tiny(folder, {"--log-dir", below_a_file})), ExitCode::kInput, {below_a_file});
+  expect_failed(minillm(tiny(folder, {"--set", "checkpoint.dir=" + below_a_file})), ExitCode::kInput,
+                {below_a_file});
 }
 
 TEST(Train, TooLittleMemoryShowsTheTableAndWhatFits) {
   const TemporaryFolder folder;
   const std::vector<std::string> command = with({"/usr/bin/env", "MINILLM_SIM_MEMORY=34M", MINILLM_PROGRAM},
                                                 tiny(folder, {"--set", "train.micro_batch=64"}));
-  expect_failure(run(command), ExitCode::kMemory,
-                 {"activations", "moments", "largest train.micro_batch that fits is "});
+  expect_failed(run(command), ExitCode::kMemory,
+                {"activations", "moments", "largest train.micro_batch that fits is "});
   const std::vector<std::string> hopeless =
       with({"/usr/bin/env", "MINILLM_SIM_MEMORY=1M", MINILLM_PROGRAM}, tiny(folder));
-  expect_failure(run(hopeless), ExitCode::kMemory, {"Not even train.micro_batch 1 fits"});
+  expect_failed(run(hopeless), ExitCode::kMemory, {"Not even train.micro_batch 1 fits"});
 }
 
 TEST(Train, AFailingRankEndsAllAndIsNamed) {
@@ -120,7 +114,7 @@ TEST(Train, AFailingRankEndsAllAndIsNamed) {
   const std::vector<std::string> command =
       with(with({MINILLM_SOURCE_DIR "/scripts/mpirun.sh", "-np", "1", MINILLM_PROGRAM}, train),
            with({":", "-np", "1", "/usr/bin/env", "MINILLM_SIM_MEMORY=1M", MINILLM_PROGRAM}, train));
-  expect_failure(run(command, kGoneWithin), ExitCode::kMemory, {"[rank 1] error: "});
+  expect_failed(run(command, kGoneWithin), ExitCode::kMemory, {"[rank 1] error: "});
 }
 
 TEST(Train, AnErrorBetweenStepsEndsAllRanks) {
@@ -133,7 +127,7 @@ TEST(Train, AnErrorBetweenStepsEndsAllRanks) {
     return run(with(command, tiny(folder, {"--log-dir", folder.path("."), "--set", "train.steps=1000"})),
                kGoneWithin);
   }();
-  expect_failure(result, ExitCode::kInput, {"[rank 0] error: ", "metrics.jsonl", "disk"});
+  expect_failed(result, ExitCode::kInput, {"[rank 0] error: ", "metrics.jsonl", "disk"});
 }
 
 }  // namespace
