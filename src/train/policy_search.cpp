@@ -133,7 +133,7 @@ class Search {
     return climb(found, &config::Parallel::gradient_slots, {3, 4, 8, blocks + 2});
   }
 
-  Candidate climb(Candidate found, int64_t config::Parallel::*slots, std::initializer_list<int64_t> counts) {
+  Candidate climb(Candidate found, int64_t config::Parallel::*slots, const std::set<int64_t>& counts) {
     const int64_t most = found.config.model.n_layers + 2;
     for (int64_t count : counts) {
       if (count > most || count <= found.config.parallel.*slots) continue;
