@@ -47,6 +47,7 @@ missing_packages() {
           [libcli11-dev]=CLI/CLI.hpp
           [nlohmann-json3-dev]=nlohmann/json.hpp
           [libdnnl-dev]=oneapi/dnnl/dnnl.hpp
+          [ocl-icd-opencl-dev]=CL/cl.h  # libdnnl-dev's CMake package looks for OpenCL and does not depend on it
           [libboost-context-dev]=boost/context/detail/fcontext.hpp
           [libgtest-dev]=gtest/gtest.h
         )
