@@ -103,17 +103,24 @@ SIM_INVISIBLE void Worker::switch_to_thread(Fiber& from, Thread& to) {
   switch_fibers(from, to.fiber);
 }
 
-/// Straight to the next thread that can run; after the last one the scheduler begins another round.
+/// Straight to the next thread that can run, of the 32 around the caller while there is one, as their stacks
+/// are in the cache; after the last one the scheduler begins another round.
 SIM_INVISIBLE void Worker::give_way(Thread& self) {
-  Thread* const next = cancelled_ ? nullptr : find_runnable(self.position + 1);
+  Thread* next = nullptr;
+  if (!cancelled_) {
+    const unsigned first = self.position / 32 * 32, end = std::min(first + 32, thread_count_);
+    next = find_runnable(self.position + 1, end);
+    if (next == nullptr) next = find_runnable(first, self.position);
+    if (next == nullptr) next = find_runnable(end, thread_count_);
+  }
   if (next != nullptr)
     switch_to_thread(self.fiber, *next);
   else
     switch_fibers(self.fiber, scheduler_);
 }
 
-SIM_INVISIBLE Thread* Worker::find_runnable(unsigned position) const {
-  for (; position < thread_count_; ++position) {
+SIM_INVISIBLE Thread* Worker::find_runnable(unsigned position, unsigned end) const {
+  for (; position < end; ++position) {
     Thread* const thread = by_position_[position];
     if (!thread->finished && (thread->epoch == nullptr || *thread->epoch != thread->seen_epoch))
       return thread;
@@ -207,7 +214,7 @@ SIM_INVISIBLE void Worker::run_block(const Kernel& kernel, int64_t rank) {
 SIM_FLAT void Worker::run_threads() {
   alive_ = thread_count_;
   while (alive_ > 0 && !cancelled_) {
-    if (Thread* const first = find_runnable(0))
+    if (Thread* const first = find_runnable(0, thread_count_))
       switch_to_thread(scheduler_, *first);
     else
       note_failure(": " + describe_deadlock());

@@ -109,7 +109,7 @@ class Worker {
   void run_threads();
   void cancel_threads();
   void run_thread(Thread& thread);
-  Thread* find_runnable(unsigned position) const;
+  Thread* find_runnable(unsigned position, unsigned end) const;
   void give_way(Thread& self);
   void switch_to_thread(Fiber& from, Thread& to);
   void switch_fibers(Fiber& from, Fiber& to);
