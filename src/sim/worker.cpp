@@ -57,15 +57,26 @@ Worker::~Worker() {
 
 SIM_FLAT void Worker::fiber_main(transfer_t from) {
   Worker& worker = *static_cast<Worker*>(from.data);
-  Thread& self = *worker.entered_;
   worker.arrive(from.fctx, nullptr);
   for (;;) {
+    Thread& self = *worker.entered_;
     worker.run_thread(self);
-    worker.give_way(self);
+    worker.end_thread(self);
   }
 }
 
+/// A thread that has not begun takes over the fiber of the one that ends: where none waits, one fiber runs
+/// the block. Not under ThreadSanitizer, to which a fiber is a thread.
+SIM_INVISIBLE void Worker::end_thread(Thread& self) {
+  Thread* const next = find_next(self);
+  if (next == nullptr) return switch_fibers(self.fiber, scheduler_);
+  if (kThreadSanitizer || next->begun) return switch_to_thread(self.fiber, *next);
+  std::swap(self.fiber, next->fiber);
+  enter(*next);
+}
+
 SIM_INVISIBLE void Worker::run_thread(Thread& thread) {
+  thread.begun = true;
   tsan_acquire(&start_key_);
   try {
     kernel_->body();
@@ -90,29 +101,36 @@ SIM_INVISIBLE void Worker::arrive(fcontext_t left, void* fake_stack) {
 
 SIM_INVISIBLE void Worker::switch_fibers(Fiber& from, Fiber& to) {
   left_ = &from;
-  asan_leave(&from.fake_stack, to.stack);
+  void* fake_stack = nullptr;  // stays with this stack: `from` may belong to another fiber on return
+  asan_leave(&fake_stack, to.stack);
   tsan_switch_to(to.tsan);
   const transfer_t back = jump_fcontext(to.context, this);
-  arrive(back.fctx, from.fake_stack);
+  arrive(back.fctx, fake_stack);
+}
+
+SIM_INVISIBLE void Worker::enter(Thread& thread) {
+  current = &thread;
+  entered_ = &thread;
+  threadIdx = thread.index;
 }
 
 SIM_INVISIBLE void Worker::switch_to_thread(Fiber& from, Thread& to) {
-  current = &to;
-  entered_ = &to;
-  threadIdx = to.index;
+  enter(to);
   switch_fibers(from, to.fiber);
 }
 
-/// Straight to the next thread that can run, of the 32 around the caller while there is one, as their stacks
-/// are in the cache; after the last one the scheduler begins another round.
+/// The next thread that can run: of the 32 around the caller while there is one, as their stacks are in the
+/// cache, then of those after them. None: the scheduler begins another round.
+SIM_INVISIBLE Thread* Worker::find_next(const Thread& self) const {
+  if (cancelled_) return nullptr;
+  const unsigned first = self.position / 32 * 32, end = std::min(first + 32, thread_count_);
+  Thread* next = find_runnable(self.position + 1, end);
+  if (next == nullptr) next = find_runnable(first, self.position);
+  return next != nullptr ? next : find_runnable(end, thread_count_);
+}
+
 SIM_INVISIBLE void Worker::give_way(Thread& self) {
-  Thread* next = nullptr;
-  if (!cancelled_) {
-    const unsigned first = self.position / 32 * 32, end = std::min(first + 32, thread_count_);
-    next = find_runnable(self.position + 1, end);
-    if (next == nullptr) next = find_runnable(first, self.position);
-    if (next == nullptr) next = find_runnable(end, thread_count_);
-  }
+  Thread* const next = find_next(self);
   if (next != nullptr)
     switch_to_thread(self.fiber, *next);
   else
@@ -195,7 +213,7 @@ SIM_INVISIBLE void Worker::run_block(const Kernel& kernel, int64_t rank) {
   by_position_ = order_.data();
   for (unsigned i = 0; i < thread_count_; ++i) {
     by_position_[i]->position = i;
-    by_position_[i]->finished = false;
+    by_position_[i]->begun = by_position_[i]->finished = false;
     by_position_[i]->fenced = false;
   }
   scheduler_.tsan = tsan_current_fiber();

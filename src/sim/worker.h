@@ -35,7 +35,6 @@ class Worker;
 struct Fiber {
   boost::context::detail::fcontext_t context = nullptr;
   StackBounds stack;
-  void* fake_stack = nullptr;
   void* tsan = nullptr;
 };
 
@@ -45,6 +44,7 @@ struct Thread {
   uint3 index{};
   unsigned rank = 0;      // linear index in the block
   unsigned position = 0;  // in the order in which the block's threads take turns
+  bool begun = false;
   bool finished = false;
   bool fenced = false;
   // While waiting: runnable as soon as *epoch differs from seen_epoch.
@@ -110,6 +110,9 @@ class Worker {
   void cancel_threads();
   void run_thread(Thread& thread);
   Thread* find_runnable(unsigned position, unsigned end) const;
+  Thread* find_next(const Thread& self) const;
+  void enter(Thread& thread);
+  void end_thread(Thread& self);
   void give_way(Thread& self);
   void switch_to_thread(Fiber& from, Thread& to);
   void switch_fibers(Fiber& from, Fiber& to);
