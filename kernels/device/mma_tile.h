@@ -13,7 +13,9 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cstring>
 
+#include "kernels/device/at_once.h"
 #include "kernels/device/attention_layout.h"
 #include "kernels/device/ptx.h"
 #include "kernels/device/reduce.h"
@@ -70,6 +72,13 @@ __device__ inline void load_fragment(uint32_t (&fragment)[4], const Bf16* tile, 
 template <int D, int kColumns, int kBlocks, class Load>
 __device__ inline void product_with_rows(float (&product)[kBlocks][kColumns / 8][4], const Load& load,
                                          const Bf16* tile, int lane) {
+  if (meets_at_once()) {
+    uint32_t a[D / 16][kBlocks][4];
+    for (int k = 0; k < D / 16; ++k)
+      for (int r = 0; r < kBlocks; ++r) load(a[k][r], r, k);
+    memset(product, 0, sizeof product);
+    return multiply_tile<D, D / 16, kColumns, kBlocks, false>(product[0][0], a[0][0], tile, lane);
+  }
 #pragma unroll
   for (int k = 0; k < D / 16; ++k) {
     uint32_t a[kBlocks][4];
@@ -90,6 +99,7 @@ template <int D, int kSteps, int kBlocks>
 __device__ inline void add_product_with_columns(float (&sum)[kBlocks][D / 8][4],
                                                 const uint32_t (&a)[kSteps][kBlocks][4], const Bf16* tile,
                                                 int lane) {
+  if (meets_at_once()) return multiply_tile<D, kSteps, D, kBlocks, true>(sum[0][0], a[0][0], tile, lane);
 #pragma unroll
   for (int j = 0; j < D; j += 16) {
 #pragma unroll

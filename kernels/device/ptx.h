@@ -8,9 +8,9 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <cstring>
 #include <type_traits>
 
+#include "kernels/device/fragments.h"
 #include "kernels/device/vec.h"
 
 namespace minillm::kernels {
@@ -60,53 +60,36 @@ __device__ inline void load_matrices(uint32_t (&fragment)[kMatrices], const void
 #else
   const uint64_t* rows = sim::lane_values("ldmatrix", reinterpret_cast<uintptr_t>(row));
   const int lane = static_cast<int>(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32;
-  const auto element = [rows](int matrix, int r, int column) {
-    uint16_t bits = 0;
-    std::memcpy(&bits, sim::matrix_row(rows[8 * matrix + r]) + 2 * column, sizeof bits);
-    return uint32_t{bits};
-  };
-  for (int i = 0; i < kMatrices; ++i) {
-    const int line = lane / 4, first = lane % 4 * 2;
-    fragment[i] = kTransposed ? element(i, first, line) | element(i, first + 1, line) << 16
-                              : element(i, line, first) | element(i, line, first + 1) << 16;
-  }
+  const auto row_of = [rows](int r) { return sim::matrix_row(rows[r]); };
+  for (int i = 0; i < kMatrices; ++i) fragment[i] = matrix_word<kTransposed>(row_of, i, lane);
 #endif
 }
 
 #if !defined(__CUDACC__)
-/// What kBlocks fragments of A times kTiles fragments of B give, of the 32 lanes that hold them.
+/// What a lane brings to a product: kBlocks fragments of A, kTiles of B, and room for their results.
+struct FragmentProduct {
+  const uint32_t* a;  ///< [kBlocks][4]
+  const uint32_t* b;  ///< [kTiles][2]
+  float* d;           ///< [kBlocks][kTiles][4]
+};
+
+/// Gives each lane its part of A · B.
 template <int kBlocks, int kTiles>
-SIM_INVISIBLE void multiply_fragments(const uint32_t (*operands)[sim::kMostOperands],
-                                      float (*results)[sim::kMostResults]) {
-  constexpr int kRows = 16 * kBlocks, kColumns = 8 * kTiles;
-  using Four = float __attribute__((vector_size(16), may_alias));  // g++ does not find the vectors by itself
-  alignas(16) float a[kRows][16], b[16][kColumns], d[kRows][kColumns];
-  for (int lane = 0; lane < 32; ++lane) {
-    const int group = lane / 4, pair = lane % 4 * 2;
-    const uint32_t* word = operands[lane];
-    for (int i = 0; i < 4 * kBlocks; ++i, ++word) {
-      float* const row = &a[i / 4 * 16 + i % 2 * 8 + group][i % 4 / 2 * 8 + pair];
-      row[0] = __builtin_bit_cast(float, *word << 16);
-      row[1] = __builtin_bit_cast(float, *word & 0xffff0000u);
-    }
-    for (int i = 0; i < 2 * kTiles; ++i, ++word) {
-      const int k = i % 2 * 8 + pair, column = i / 2 * 8 + group;
-      b[k][column] = __builtin_bit_cast(float, *word << 16);
-      b[k + 1][column] = __builtin_bit_cast(float, *word & 0xffff0000u);
-    }
-  }
-  for (int i = 0; i < kRows; ++i) {
-    Four sum[kColumns / 4] = {};
-    for (int k = 0; k < 16; ++k)
-      for (int j = 0; j < kColumns / 4; ++j) sum[j] += a[i][k] * reinterpret_cast<const Four*>(b[k])[j];
-    for (int j = 0; j < kColumns / 4; ++j) reinterpret_cast<Four*>(d[i])[j] = sum[j];
-  }
-  for (int lane = 0; lane < 32; ++lane) {
-    const int group = lane / 4, pair = lane % 4 * 2;
-    float* to = results[lane];
-    for (int r = 0; r < kBlocks; ++r)
+SIM_INVISIBLE void multiply_fragments(void* const* lanes) {
+  alignas(16) float a[16][16], b[16][8 * kTiles], d[16][8 * kTiles];
+  const uint32_t* words[32];
+  for (int lane = 0; lane < 32; ++lane) words[lane] = static_cast<const FragmentProduct*>(lanes[lane])->b;
+  unpack_columns<kTiles>(b, words);
+  for (int r = 0; r < kBlocks; ++r) {
+    for (int lane = 0; lane < 32; ++lane)
+      words[lane] = static_cast<const FragmentProduct*>(lanes[lane])->a + 4 * r;
+    unpack_rows(a, words);
+    multiply<kTiles, false>(d, a, b);
+    for (int lane = 0; lane < 32; ++lane) {
+      float* const to = static_cast<const FragmentProduct*>(lanes[lane])->d + r * kTiles * 4;
       for (int n = 0; n < kTiles; ++n)
-        for (int i = 0; i < 4; ++i) *to++ = d[16 * r + i / 2 * 8 + group][8 * n + pair + i % 2];
+        for (int i = 0; i < 4; ++i) to[4 * n + i] = d[result_row(lane, i)][8 * n + result_column(lane, i)];
+    }
   }
 }
 #endif
@@ -128,9 +111,10 @@ __device__ inline void multiply_add(float (&d)[4], const uint32_t (&a)[4], uint3
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(c[0]), "f"(c[1]), "f"(c[2]),
         "f"(c[3]));
 #else
-  const uint32_t operands[] = {a[0], a[1], a[2], a[3], b0, b1};
+  const uint32_t b[] = {b0, b1};
   float product[4];
-  sim::warp_compute("mma.sync", multiply_fragments<1, 1>, operands, product);
+  FragmentProduct mine{a, b, product};
+  sim::warp_compute("mma.sync", multiply_fragments<1, 1>, &mine);
   for (int i = 0; i < 4; ++i) d[i] = c[i] + product[i];
 #endif
 }
@@ -152,11 +136,9 @@ __device__ inline void multiply_add(float (&d)[kBlocks][kTiles][4], int j, const
       else
         multiply_add(d[r][j + n], a[r], b[2 * n], b[2 * n + 1], d[r][j + n]);
 #else
-  uint32_t operands[4 * kBlocks + 4];
-  std::memcpy(operands, a, sizeof a);
-  std::memcpy(operands + 4 * kBlocks, b, sizeof b);
   float product[8 * kBlocks];
-  sim::warp_compute("mma.sync", multiply_fragments<kBlocks, 2>, operands, product);
+  FragmentProduct mine{a[0], b, product};
+  sim::warp_compute("mma.sync", multiply_fragments<kBlocks, 2>, &mine);
   for (int r = 0; r < kBlocks; ++r)
     for (int n = 0; n < 2; ++n)
       for (int i = 0; i < 4; ++i)

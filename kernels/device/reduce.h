@@ -9,6 +9,8 @@
 
 #include <cmath>
 
+#include "kernels/device/at_once.h"
+
 namespace minillm::kernels {
 
 inline constexpr int kWarpSize = 32;
@@ -30,6 +32,10 @@ struct Max {
 /// Combines all 32 lanes, which must all take part.
 template <class Combine>
 __device__ inline float warp_reduce(float value, Combine combine) {
+  if (meets_at_once()) {
+    reduce_lanes<Combine>(value);
+    return value;
+  }
 #pragma unroll
   for (int distance = kWarpSize / 2; distance > 0; distance /= 2)
     value = combine(value, __shfl_xor_sync(kAllLanes, value, distance));

@@ -32,9 +32,10 @@ std::optional<uint64_t> parse_seed(std::string_view text, std::string_view prefi
 
 Order parse_order(std::string_view text) {
   if (text == "forward") return {Order::Kind::kForward, 0};
+  if (text == "stepwise") return {Order::Kind::kStepwise, 0};
   if (text == "reverse") return {Order::Kind::kReverse, 0};
   if (const auto seed = parse_seed(text, "shuffle:")) return {Order::Kind::kShuffle, *seed};
-  reject("MINILLM_SIM_ORDER", text, "forward, reverse, shuffle:SEED");
+  reject("MINILLM_SIM_ORDER", text, "forward, stepwise, reverse, shuffle:SEED");
 }
 
 Streams parse_streams(std::string_view text) {
@@ -118,6 +119,9 @@ void set_workers(int workers) {
 }
 void set_order(std::string_view order) {
   set(&Settings::order, parse_order(order));
+}
+void set_order(Order order) {
+  set(&Settings::order, order);
 }
 void set_memory(int64_t bytes) {
   set(&Settings::memory_bytes, parse_memory(std::to_string(bytes)));

@@ -10,7 +10,7 @@
 namespace sim {
 
 struct Order {
-  enum class Kind { kForward, kReverse, kShuffle };
+  enum class Kind { kForward, kStepwise, kReverse, kShuffle };
   Kind kind = Kind::kForward;
   uint64_t seed = 0;
 };
@@ -28,8 +28,10 @@ struct Settings {
   /// MINILLM_SIM_WORKERS: threads that a stream spreads a kernel's blocks over; default: cores / ranks on
   /// this machine.
   int workers = 1;
-  /// MINILLM_SIM_ORDER, forward | reverse | shuffle:SEED: in which order blocks, and threads within a block,
-  /// take turns. A captured kernel keeps the order that was set when it was captured.
+  /// MINILLM_SIM_ORDER, forward | stepwise | reverse | shuffle:SEED: in which order blocks, and threads
+  /// within a block, take turns. In all but the first each instruction of a warp is a meeting of its own;
+  /// `stepwise` is the first without that shortcut. A captured kernel keeps the order that was set when it
+  /// was captured.
   Order order;
   /// MINILLM_SIM_STREAMS, threads | seed:N | clock. `threads`: each stream runs on a thread of its own. A
   /// seed: operations run only while the host waits or queries, on its thread, and which stream comes next is
@@ -52,6 +54,7 @@ Settings settings();
 /// stream exists.
 void set_workers(int workers);
 void set_order(std::string_view order);
+void set_order(Order order);
 void set_streams(std::string_view mode);
 void set_memory(int64_t bytes);
 void set_delay(std::optional<uint64_t> seed);

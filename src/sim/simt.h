@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <span>
 
 #include "sim/driver_types.h"
 #include "sim/sanitizer.h"
@@ -57,13 +56,18 @@ uint32_t active_lanes();
 /// Orders no memory. A block whose warp has fewer than 32 threads is an error, as in the collectives below.
 const uint64_t* lane_values(const char* name, uint64_t value);
 /// The row of a matrix at the address that a lane gave; misaligned to 16 bytes it is an error.
-const std::byte* matrix_row(uint64_t address);
-/// Runs `compute` once for the warp, on the words that each lane brings and the floats that each gets, in
-/// lane order. The calls of a warp name the same function and counts.
-inline constexpr int kMostOperands = 12, kMostResults = 16;
-using WarpFunction = void (*)(const uint32_t (*operands)[kMostOperands], float (*results)[kMostResults]);
-void warp_compute(const char* name, WarpFunction compute, std::span<const uint32_t> operands,
-                  std::span<float> results);
+[[noreturn]] void fail_matrix_row(uint64_t address);
+inline const std::byte* matrix_row(uint64_t address) {
+  if (address % 16 != 0) fail_matrix_row(address);
+  return reinterpret_cast<const std::byte*>(address);
+}
+/// Runs `compute` once for the warp, on what each lane brings, in lane order: it reads and writes that in
+/// place. Orders no memory. The calls of a warp name the same function.
+using WarpFunction = void (*)(void* const* lanes);
+void warp_compute(const char* name, WarpFunction compute, void* lane);
+/// Whether what a warp does in several meetings may be done in one: where threads take turns in forward
+/// order and no ThreadSanitizer looks on. Elsewhere each instruction of the kernel is a meeting.
+bool meets_at_once();
 
 /// cp.async and its groups, of the calling thread: see async_copy.h.
 void async_copy(void* to, const void* from, size_t bytes, bool exists);

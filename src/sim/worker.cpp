@@ -326,27 +326,18 @@ SIM_INVISIBLE const uint64_t* Worker::meet(Thread& self, const char* operation, 
   return values;
 }
 
-/// Operands need no second buffer: none of the lanes can bring new ones before the last has computed.
-SIM_INVISIBLE void Worker::compute(Thread& self, const char* operation, WarpFunction function,
-                                   const uint32_t* operands, size_t operand_count, float* results,
-                                   size_t result_count) {
+SIM_INVISIBLE void Worker::compute(Thread& self, const char* operation, WarpFunction function, void* lane) {
   constexpr uint32_t kAll = ~uint32_t{0};
-  const unsigned lane = self.rank % 32;
   Meeting& meeting = find_meeting(self, operation, kAll);
   const uint32_t epoch = meeting.epoch;
   if (meeting.arrived == 0) meeting.operation = operation;
   if (meeting.operation != operation) fail_meeting(operation, meeting.operation);
-  for (size_t i = 0; i < operand_count; ++i) meeting.operands[lane][i] = operands[i];
-  meeting.arrived |= uint32_t{1} << lane;
-  if (meeting.arrived == kAll) {
-    function(meeting.operands, meeting.results[epoch & 1]);
-    meeting.arrived = 0;
-    ++meeting.epoch;
-  } else {
-    wait(self, &meeting.epoch, epoch, operation);
-  }
-  const float* const own = meeting.results[epoch & 1][lane];
-  for (size_t i = 0; i < result_count; ++i) results[i] = own[i];
+  meeting.lanes[self.rank % 32] = lane;
+  meeting.arrived |= uint32_t{1} << self.rank % 32;
+  if (meeting.arrived != kAll) return wait(self, &meeting.epoch, epoch, operation);
+  function(meeting.lanes);
+  meeting.arrived = 0;
+  ++meeting.epoch;
 }
 
 SIM_INVISIBLE uint32_t Worker::active_lanes(const Thread& self) const {
@@ -388,15 +379,14 @@ SIM_INVISIBLE uint32_t active_lanes() {
 SIM_FLAT const uint64_t* lane_values(const char* name, uint64_t value) {
   return current->worker->meet(*current, name, ~uint32_t{0}, value, false);
 }
-const std::byte* matrix_row(uint64_t address) {
-  if (address % 16 != 0)
-    fail("ldmatrix: row address " + std::to_string(address) + " is not a multiple of 16");
-  return std::bit_cast<const std::byte*>(address);
+void fail_matrix_row(uint64_t address) {
+  fail("ldmatrix: row address " + std::to_string(address) + " is not a multiple of 16");
 }
-SIM_FLAT void warp_compute(const char* name, WarpFunction compute, std::span<const uint32_t> operands,
-                           std::span<float> results) {
-  current->worker->compute(*current, name, compute, operands.data(), operands.size(), results.data(),
-                           results.size());
+SIM_FLAT void warp_compute(const char* name, WarpFunction compute, void* lane) {
+  current->worker->compute(*current, name, compute, lane);
+}
+SIM_INVISIBLE bool meets_at_once() {
+  return !kThreadSanitizer && current->worker->order().kind == Order::Kind::kForward;
 }
 void async_copy(void* to, const void* from, size_t bytes, bool exists) {
   current->copies.issue(to, from, bytes, exists, current->worker->order());

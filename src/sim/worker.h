@@ -63,8 +63,7 @@ struct Meeting {
   uint32_t epoch = 0;
   const char* operation = nullptr;
   uint64_t values[2][32];
-  uint32_t operands[32][kMostOperands];
-  float results[2][32][kMostResults];
+  void* lanes[32];  // of a computation, where no lane comes back before all have been served
   char keys[2];
   Meeting* next = nullptr;
 };
@@ -95,8 +94,7 @@ class Worker {
   const uint64_t* meet(Thread& self, const char* operation, uint32_t mask, uint64_t value,
                        bool orders_memory);
   /// As simt.h's warp_compute: the lane that arrives last computes for all.
-  void compute(Thread& self, const char* operation, WarpFunction function, const uint32_t* operands,
-               size_t operand_count, float* results, size_t result_count);
+  void compute(Thread& self, const char* operation, WarpFunction function, void* lane);
   uint32_t active_lanes(const Thread& self) const;
   const Order& order() const { return kernel_->order; }
   void* static_shared(SharedSlot& slot, size_t bytes);

@@ -282,22 +282,22 @@ inline void expect_same_bits(const std::string& what, const std::vector<float>& 
 inline constexpr int kRepeats = kSanitized ? 4 : 100;
 
 /// Calls `run`, which launches the op on fresh inputs and returns its outputs, kRepeats times; on the
-/// simulated device with blocks and threads in another order each time. Give it small tensors.
+/// simulated device with blocks and threads in another order each time, and with the instructions of a warp
+/// one by one. Give it small tensors.
 template <class Run>
 void expect_repeatable(const std::string& what, const Run& run) {
   const auto first = run();
 #if defined(MINILLM_SIM)
   const sim::Order before = sim::settings().order;
   for (int repeat = 1; repeat < kRepeats; ++repeat) {
-    const std::string order = repeat == 1 ? "reverse" : "shuffle:" + std::to_string(repeat);
+    const std::string order = repeat == 1   ? "stepwise"
+                              : repeat == 2 ? "reverse"
+                                            : "shuffle:" + std::to_string(repeat);
     sim::set_order(order);
     expect_same_bits(what + " in order " + order, first, run());
     if (::testing::Test::HasFailure()) break;
   }
-  const bool shuffled = before.kind == sim::Order::Kind::kShuffle;
-  sim::set_order(shuffled                                    ? "shuffle:" + std::to_string(before.seed)
-                 : before.kind == sim::Order::Kind::kReverse ? "reverse"
-                                                             : "forward");
+  sim::set_order(before);
 #else
   for (int repeat = 1; repeat < kRepeats && !::testing::Test::HasFailure(); ++repeat)
     expect_same_bits(what, first, run());

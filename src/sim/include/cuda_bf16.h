@@ -14,8 +14,10 @@ struct __nv_bfloat16_raw {
 namespace sim {
 constexpr unsigned short bfloat16_bits(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fff;
-  return static_cast<unsigned short>((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+  const uint32_t rounded = (bits + 0x7fffu + (bits >> 16 & 1u)) >> 16;
+  const uint32_t nan =
+      0u - uint32_t{(bits & 0x7fffffffu) > 0x7f800000u};  // a mask: branches would not vectorize
+  return static_cast<unsigned short>((nan & 0x7fffu) | (~nan & rounded));
 }
 constexpr float bfloat16_value(unsigned short bits) {
   return std::bit_cast<float>(uint32_t{bits} << 16);
