@@ -19,4 +19,15 @@ ExitCode exit_code(const std::exception& error);
 /// communicators waits for peers, which wait for this rank.
 [[noreturn]] void end_job(Bootstrap& bootstrap, const std::exception& error);
 
+/// Runs `body`. An error in it ends the job, as above, where there are other ranks; alone it is thrown on.
+template <class Body>
+void or_end_job(Bootstrap& bootstrap, Body&& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    if (bootstrap.size() > 1) end_job(bootstrap, error);
+    throw;
+  }
+}
+
 }  // namespace minillm::comm

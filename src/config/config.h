@@ -56,8 +56,9 @@ struct Parallel {
   bool reduce_every_micro_batch = true;
   std::string hardware;                      ///< of "auto": a name or a file; empty: by the device's name
   int64_t gather_ctas = 0, reduce_ctas = 0;  ///< most thread blocks of a collective; 0: NCCL's choice
-  bool copy_engines = true;  ///< gathers by copy engines where the ranks of a model share a node
-  double timeout_s = 600;    ///< a step that takes longer ends all ranks
+  bool copy_engines = true;         ///< gathers by copy engines where the ranks of a model share a node
+  double timeout_s = 600;           ///< a step that takes longer ends all ranks
+  double startup_timeout_s = 1800;  ///< as does start-up without progress for so long
 };
 
 struct Precision {
@@ -102,7 +103,8 @@ struct Data {
 };
 
 struct Checkpoint {
-  std::string dir;  ///< where model.safetensors is written after training; empty: nowhere
+  std::string dir;          ///< where model.safetensors is written after training; empty: nowhere
+  double timeout_s = 3600;  ///< saving without progress for so long ends all ranks
 };
 
 struct Config {

@@ -144,6 +144,10 @@ void for_each_key(ConfigT&& config, Key&& key) {
       "node; not with train.cuda_graph, whose first step is not captured");
   key("parallel.timeout_s", parallel.timeout_s, Real{1, 1e9},
       "a step that takes longer (seconds) ends all ranks");
+  key("parallel.startup_timeout_s", parallel.startup_timeout_s, Real{1, 1e9},
+      "start-up that makes no progress for so long (seconds) ends all ranks: reading data and initial "
+      "values, "
+      "making communicators, timing matrix products; the first step may take this and parallel.timeout_s");
 
   key("precision.param", config.precision.param, Type{},
       "of weights and activations in compute; master weights are fp32");
@@ -179,6 +183,8 @@ void for_each_key(ConfigT&& config, Key&& key) {
 
   key("checkpoint.dir", config.checkpoint.dir, Text{"a string: a folder"},
       "where model.safetensors is written after training; empty: nowhere");
+  key("checkpoint.timeout_s", config.checkpoint.timeout_s, Real{1, 1e9},
+      "saving that makes no progress for so long (seconds) ends all ranks");
 }
 
 /// Rules between keys. Throws UsageError naming them, `name` (the file) and the values.

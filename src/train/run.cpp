@@ -16,6 +16,7 @@
 #include "data/token_source.h"
 #include "shard/hardware.h"
 #include "train/metrics.h"
+#include "train/phases.h"
 #include "train/policy_search.h"
 #include "train/trainer.h"
 #include "train/weights.h"
@@ -77,8 +78,10 @@ config::Config with_chosen_policy(const config::Config& config, comm::Bootstrap&
   return chosen_of(search, world, bytes);
 }
 
-/// How collectives travel, and what the device holds beside the plan.
-void print_paths(const Trainer& trainer) {
+/// What is about to run, how collectives travel, and what the device holds beside the plan.
+void print_start(const config::Config& config, const Trainer& trainer, const data::TokenSource& source,
+                 int world) {
+  std::cout << start_line(config, trainer, source, world) << "\n";
   for (const comm::Communicator* communicator : trainer.communicators())
     std::cout << communicator->describe() << "\n";
   const cuda::DeviceCapacity capacity = cuda::device_capacity();
@@ -147,39 +150,49 @@ class Reporter {
   int64_t skipped_ = 0;
 };
 
-}  // namespace
+/// Everything that can be wrong with files is found before the first step.
+std::unique_ptr<data::TokenSource> prepare_files(const config::Config& config,
+                                                 const comm::Bootstrap& bootstrap) {
+  if (!config.checkpoint.dir.empty() && bootstrap.rank() == 0) prepare_directory(config.checkpoint.dir);
+  return data::make_token_source(config);
+}
 
-void run(const config::Config& given, comm::Bootstrap& bootstrap, const RunOptions& options) {
-  // Everything that can be wrong with files is found before the first step.
-  Reporter reporter(given, bootstrap, options.log_dir);
-  if (!given.checkpoint.dir.empty() && bootstrap.rank() == 0) prepare_directory(given.checkpoint.dir);
-  const std::unique_ptr<data::TokenSource> source = data::make_token_source(given);
-  choose_device(bootstrap);
-  const config::Config config = with_chosen_policy(given, bootstrap);
-  Trainer trainer(config, bootstrap);
-  comm::Watchdog watchdog(bootstrap, trainer.communicators(),
-                          std::chrono::seconds(static_cast<int64_t>(config.parallel.timeout_s)));
-  if (bootstrap.rank() == 0) {
-    std::cout << start_line(config, trainer, *source, bootstrap.size()) << std::endl;
-    print_paths(trainer);
-  }
-
+void train(Trainer& trainer, const config::Config& config, const data::TokenSource& source,
+           comm::Bootstrap& bootstrap, comm::Watchdog& watchdog, Reporter& reporter) {
   const int64_t steps = config.train.stop_after > 0 ? std::min(config.train.stop_after, config.train.steps)
                                                     : config.train.steps;
   reporter.start_clock();
-  try {
-    train_steps(trainer, config, *source, bootstrap, steps, [&](int64_t step) {
-      reporter.report(step, trainer.result(step));
-      watchdog.progress();
-    });
-    if (!config.checkpoint.dir.empty()) {
-      save_weights(trainer, config, bootstrap, config.checkpoint.dir);
-      if (bootstrap.rank() == 0) std::cout << "saved " << weights_path(config.checkpoint.dir) << std::endl;
-    }
-  } catch (const std::exception& error) {
-    if (bootstrap.size() > 1) comm::end_job(bootstrap, error);  // before destructors wait for the other ranks
-    throw;
-  }
+  watchdog.enter(step(config, 0));
+  train_steps(trainer, config, source, bootstrap, steps, [&](int64_t number) {
+    reporter.report(number, trainer.result(number));
+    watchdog.enter(step(config, number + 1));
+  });
+}
+
+void save(Trainer& trainer, const config::Config& config, comm::Bootstrap& bootstrap,
+          comm::Watchdog& watchdog) {
+  const std::string path = weights_path(config.checkpoint.dir);
+  watchdog.enter(saving(config, path, bootstrap.rank()));
+  save_weights(trainer, config, bootstrap, config.checkpoint.dir, [&] { watchdog.progress(); });
+  if (bootstrap.rank() == 0) std::cout << "saved " << path << std::endl;
+}
+
+}  // namespace
+
+void run(const config::Config& given, comm::Bootstrap& bootstrap, const RunOptions& options) {
+  comm::Watchdog watchdog(bootstrap, start_up(given, "reading data"));
+  Reporter reporter(given, bootstrap, options.log_dir);
+  const std::unique_ptr<data::TokenSource> source = prepare_files(given, bootstrap);
+  choose_device(bootstrap);
+  watchdog.enter(start_up(given, "planning"));
+  const config::Config config = with_chosen_policy(given, bootstrap);
+  Trainer trainer(config, bootstrap, {.watchdog = &watchdog});
+  comm::or_end_job(bootstrap, [&] {
+    if (bootstrap.rank() == 0) print_start(config, trainer, *source, bootstrap.size());
+    train(trainer, config, *source, bootstrap, watchdog, reporter);
+    if (!config.checkpoint.dir.empty()) save(trainer, config, bootstrap, watchdog);
+  });
+  watchdog.enter(ending(config));  // communicators wait for each other when they are destroyed
 }
 
 }  // namespace minillm::train

@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <bit>
-#include <chrono>
 #include <utility>
 
 #include "checkpoint/safetensors.h"
-#include "comm/watchdog.h"
+#include "comm/failure.h"
 #include "core/checked.h"
 #include "cuda/check.h"
 #include "kernels/cast.h"
@@ -14,6 +13,7 @@
 #include "model/parameters.h"
 #include "train/gemm_choices.h"
 #include "train/memory_advice.h"
+#include "train/phases.h"
 
 namespace minillm::train {
 namespace {
@@ -50,10 +50,18 @@ Trainer::Trainer(const config::Config& config, comm::Bootstrap& bootstrap, const
       plan_(make_step_plan(config, {bootstrap.size(), bootstrap.local_size()},
                            {.rank = bootstrap.rank(),
                             .keep_gradients = options.keep_gradients,
-                            .deferred_blocks = options.deferred_blocks})) {
+                            .deferred_blocks = options.deferred_blocks})),
+      watchdog_(options.watchdog) {
   check_capacity(plan_, {bootstrap.size(), bootstrap.local_size()});
+  // Here, because an error that leaves the constructor destroys the communicators before anybody can catch
+  // it.
+  comm::or_end_job(bootstrap, [&] { assemble(bootstrap, options.edit_waits); });
+}
+
+void Trainer::assemble(comm::Bootstrap& bootstrap, const WaitEdit& edit_waits) {
+  const config::Config& config = plan_.config;
   make_communicators(bootstrap);
-  if (options.edit_waits) options.edit_waits(plan_.schedule, plan_.waits);
+  if (edit_waits) edit_waits(plan_.schedule, plan_.waits);
   executor_ = std::make_unique<shard::Executor>(
       plan_.schedule, *plan_.layout, plan_.memory, plan_.waits, *plan_.program,
       shard::Communicators{gather_.get(), reduce_.get(), replicate_.get()}, arena_.data(),
@@ -66,12 +74,15 @@ Trainer::Trainer(const config::Config& config, comm::Bootstrap& bootstrap, const
 void Trainer::make_communicators(comm::Bootstrap& bootstrap) {
   const auto [shards, replicas] = plan_.division;
   const config::Parallel& parallel = plan_.config.parallel;
+  const comm::InnerPhase phase(watchdog_, start_up(plan_.config, "making communicators"));
   std::vector<comm::Communicator*> all;
   const auto make = [&](const char* name, const comm::Group& group, int64_t ctas, bool zero_ctas) {
     auto made = std::make_unique<comm::Communicator>(
         bootstrap, comm::Communicator::Options{
                        .name = name, .group = group, .max_ctas = narrow<int>(ctas), .zero_ctas = zero_ctas});
     all.push_back(made.get());
+    watches_.emplace_back(watchdog_, *made);
+    progress();
     return made;
   };
   if (shards > 1) {
@@ -87,6 +98,10 @@ void Trainer::make_communicators(comm::Bootstrap& bootstrap) {
   arena_ = comm::Arena(bootstrap, plan_.memory.bytes, all);
 }
 
+void Trainer::progress() {
+  if (watchdog_ != nullptr) watchdog_->progress();
+}
+
 Trainer::~Trainer() {
   // Members die in an order that suits their owners, not the device: let it finish first.
   (void)cudaDeviceSynchronize();
@@ -95,25 +110,24 @@ Trainer::~Trainer() {
 // A whole step on zeros, before there is anything to lose: it visits every product in its place, with the
 // alignments that it will have. Then the arena is scratch memory for timing.
 void Trainer::choose_algorithms(comm::Bootstrap& bootstrap) {
+  const comm::InnerPhase phase(watchdog_, start_up_with_step(plan_.config, "timing matrix products"));
   const cuda::Stream stream;
   cuda::check(cudaMemsetAsync(arena_.data(), 0, static_cast<size_t>(arena_.bytes()), stream.get()));
   stream.synchronize();
-  {
-    const comm::Watchdog watchdog(
-        bootstrap, communicators(),
-        std::chrono::seconds(static_cast<int64_t>(plan_.config.parallel.timeout_s)));
-    enqueue(0);
-    executor_->synchronize();
-  }
+  enqueue(0);
+  executor_->synchronize();
+  progress();
   executor_->weights_changed();
   choose_gemms(program().blas(), plan_.config.gemm, bootstrap,
-               std::span(arena_.data(), static_cast<size_t>(arena_.bytes())), stream.get());
+               std::span(arena_.data(), static_cast<size_t>(arena_.bytes())), stream.get(),
+               [this] { progress(); });
 }
 
 // All on one stream: default-stream copies and sets are not ordered with the non-blocking streams that
 // kernels run on.
 void Trainer::fill_initial_values() {
   const config::Config& config = plan_.config;
+  const comm::InnerPhase phase(watchdog_, start_up(config, "reading initial values"));
   const cuda::Stream stream;
   // Moments start at zero and so does padding; all else in the arena is written before it is read.
   for (size_t unit = 0; unit < layout().units.size(); ++unit)
@@ -167,6 +181,7 @@ void Trainer::fill_from_file(const cuda::Stream& stream) {
     cuda::check(cudaMemcpyAsync(master(p.unit) + piece.shard_offset, values.data(),
                                 values.size() * sizeof(float), cudaMemcpyHostToDevice, stream.get()));
     stream.synchronize();  // before `values` is used again
+    progress();
   });
 }
 

@@ -12,6 +12,7 @@
 #include "comm/arena.h"
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
+#include "comm/watchdog.h"
 #include "config/config.h"
 #include "cuda/stream.h"
 #include "shard/executor.h"
@@ -29,6 +30,7 @@ struct TrainerOptions {
   WaitEdit edit_waits = {};
   bool keep_gradients = false;              ///< for read_shard(ShardKind::kGradient, …)
   std::optional<int> deferred_blocks = {};  ///< default: chosen by the plan
+  comm::Watchdog* watchdog = nullptr;       ///< told of start-up's phases and of communicators; outlives all
 };
 
 class Trainer {
@@ -38,7 +40,7 @@ class Trainer {
   /// not "auto". Throws MemoryError with the table, the largest micro-batch that fits and the cheapest
   /// settings that would, before anything is allocated, when the plan exceeds the device's free memory or
   /// memory.limit; InputError for model.init files that do not fit the model; UsageError for a policy that
-  /// does not fit the number of ranks.
+  /// does not fit the number of ranks. With communicators made, an error ends the job: see comm::end_job().
   Trainer(const config::Config& config, comm::Bootstrap& bootstrap, const TrainerOptions& options = {});
   ~Trainer();
 
@@ -67,7 +69,9 @@ class Trainer {
  private:
   TrainingProgram& program() const { return *plan_.program; }
   int shard() const { return rank_ % plan_.division.shards; }
+  void assemble(comm::Bootstrap& bootstrap, const WaitEdit& edit_waits);
   void make_communicators(comm::Bootstrap& bootstrap);
+  void progress();
   void choose_algorithms(comm::Bootstrap& bootstrap);
   void fill_initial_values();
   void fill_from_file(const cuda::Stream& stream);
@@ -77,8 +81,10 @@ class Trainer {
 
   int rank_;
   StepPlan plan_;
+  comm::Watchdog* watchdog_;
   std::unique_ptr<comm::Communicator> gather_, reduce_, replicate_;
-  comm::Arena arena_;  // dies before the communicators
+  std::vector<comm::Watch> watches_;  // die before the communicators
+  comm::Arena arena_;                 // dies before the communicators
   std::unique_ptr<shard::Executor> executor_;
 };
 

@@ -27,6 +27,15 @@ std::unique_ptr<checkpoint::SafetensorsWriter> make_writer(const config::Config&
                                          {kPrecisionKey, std::string(name_of(config.precision.param))}});
 }
 
+/// `shards`: of all ranks.
+void write_unit(checkpoint::SafetensorsWriter& writer, const shard::UnitLayout& layout,
+                std::span<const float> shards) {
+  // Replicas have the same, and the first comes first.
+  const auto model = shards.first(static_cast<size_t>(layout.padded_elements));
+  for (const shard::Slice& slice : layout.slices)
+    writer.write(std::as_bytes(std::span<const float>(shard::collect_slice(layout, slice, model))));
+}
+
 }  // namespace
 
 std::string weights_path(const std::string& directory) {
@@ -49,7 +58,7 @@ void prepare_directory(const std::string& directory) {
 }
 
 void save_weights(Trainer& trainer, const config::Config& config, comm::Bootstrap& bootstrap,
-                  const std::string& directory) {
+                  const std::string& directory, const std::function<void()>& progress) {
   std::unique_ptr<checkpoint::SafetensorsWriter> writer;
   if (bootstrap.rank() == 0) writer = make_writer(config, weights_path(directory));
   std::vector<float> shards;
@@ -58,11 +67,9 @@ void save_weights(Trainer& trainer, const config::Config& config, comm::Bootstra
     const std::vector<float> shard = trainer.read_shard(ShardKind::kMaster, static_cast<int>(unit));
     if (writer) shards.resize(static_cast<size_t>(bootstrap.size() * layout.shard_elements));
     bootstrap.gather(std::as_bytes(std::span(shard)), std::as_writable_bytes(std::span(shards)));
-    if (!writer) continue;
-    // Replicas have the same, and the first comes first.
-    const auto model = std::span(shards).first(static_cast<size_t>(layout.padded_elements));
-    for (const shard::Slice& slice : layout.slices)
-      writer->write(std::as_bytes(std::span<const float>(shard::collect_slice(layout, slice, model))));
+    if (writer) write_unit(*writer, layout, shards);
+    bootstrap.barrier();  // ranks that only wait see that rank 0 goes on
+    progress();
   }
   if (writer) writer->finish();
   bootstrap.barrier();

@@ -1,6 +1,7 @@
 // Saves the model's weights as one safetensors file that says by itself what model it is.
 #pragma once
 
+#include <functional>
 #include <string>
 
 #include "comm/bootstrap.h"
@@ -22,8 +23,9 @@ std::string weights_path(const std::string& directory);
 void prepare_directory(const std::string& directory);
 
 /// Writes the fp32 master weights to weights_path(directory), unit by unit through the host memory of rank 0,
-/// without device memory beyond the plan. Collective. The file appears whole or not at all.
+/// without device memory beyond the plan. Collective. The file appears whole or not at all. Calls `progress`
+/// on all ranks after each unit.
 void save_weights(Trainer& trainer, const config::Config& config, comm::Bootstrap& bootstrap,
-                  const std::string& directory);
+                  const std::string& directory, const std::function<void()>& progress);
 
 }  // namespace minillm::train

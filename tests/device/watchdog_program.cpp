@@ -20,10 +20,11 @@ namespace {
 using namespace minillm;
 
 void run(comm::Bootstrap& job, const std::string& mode) {
+  comm::Watchdog watchdog(job, {.name = "the test", .limit_s = 1, .limit = "the test's limit"});
   comm::Communicator communicator(job, {.name = "watched"});
+  const comm::Watch watch(&watchdog, communicator);
   const test::DeviceArray<float> values(std::vector<float>(8, 1));
   const cuda::Stream stream;
-  comm::Watchdog watchdog(job, {&communicator}, std::chrono::seconds(1));
   const auto step = [&](int64_t count) {
     communicator.all_reduce(values.data(), count, stream.get());
     stream.synchronize();

@@ -31,5 +31,5 @@ run() {
 }
 
 run healthy 0
-run stop 86 '^\[rank [02]\] watchdog: no progress for 1 s: another rank has stopped'
+run stop 86 '^\[rank [02]\] watchdog: no progress for 1 s in the test: another rank has failed or is stopped'
 run mismatch 86 '^\[rank [0-2]\] watchdog: communicator watched failed: .*collective #2: rank 0 calls ncclAllReduce of 8 fp32, rank 1 calls ncclAllReduce of 4 fp32'
