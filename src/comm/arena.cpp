@@ -4,6 +4,7 @@
 #include <nccl.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "core/checked.h"
@@ -47,9 +48,20 @@ cuda::DeviceMemory allocate(Bootstrap& bootstrap, int64_t bytes, std::string& re
   return {};
 }
 
+/// Ranks that are refused alike meet within a moment; any others are inside NCCL and wait for this one.
+Phase after_refusal(const Watchdog* watchdog, const std::string& failure) {
+  constexpr double kMoment_s = 30;
+  const double outer = watchdog != nullptr ? watchdog->phase().limit_s : 0;
+  return {.name = "the agreement of all ranks after ncclCommWindowRegister failed on this one (" + failure +
+                  "), where the others may wait for it",
+          .limit_s = std::min(kMoment_s, outer / 2),
+          .limit = "it should"};
+}
+
 }  // namespace
 
-Arena::Arena(Bootstrap& bootstrap, int64_t bytes, std::vector<Communicator*> communicators) {
+Arena::Arena(Bootstrap& bootstrap, int64_t bytes, std::vector<Communicator*> communicators,
+             Watchdog* watchdog) {
   require_equal(bootstrap, bytes);
   std::erase_if(communicators, [](const Communicator* c) { return c == nullptr || c->size() == 1; });
   std::string refusal;
@@ -57,15 +69,18 @@ Arena::Arena(Bootstrap& bootstrap, int64_t bytes, std::vector<Communicator*> com
   if (memory_.data() == nullptr) memory_ = cuda::DeviceMemory(bytes);
   for (Communicator* communicator : communicators) {
     communicator->facts_.no_window = refusal;
-    if (refusal.empty() && bytes > 0) register_with(bootstrap, *communicator);
+    if (refusal.empty() && bytes > 0) register_with(bootstrap, *communicator, watchdog);
   }
 }
 
-void Arena::register_with(Bootstrap& bootstrap, Communicator& communicator) {
+void Arena::register_with(Bootstrap& bootstrap, Communicator& communicator, Watchdog* watchdog) {
   ncclWindow_t window = nullptr;
   std::string failure = text_of(ncclCommWindowRegister(communicator.comm_, data(), narrow<size_t>(bytes()),
                                                        &window, NCCL_WIN_COLL_SYMMETRIC));
   if (failure.empty() && window == nullptr) failure = "NCCL has no windows for these devices";
+  if (watchdog != nullptr) watchdog->progress();
+  std::optional<InnerPhase> phase;
+  if (!failure.empty()) phase.emplace(watchdog, after_refusal(watchdog, failure));
   communicator.facts_.no_window = agree(bootstrap, "ncclCommWindowRegister", failure);
   if (communicator.facts_.no_window.empty())
     windows_.push_back({&communicator, window});

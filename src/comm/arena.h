@@ -12,6 +12,7 @@
 
 #include "comm/bootstrap.h"
 #include "comm/communicator.h"
+#include "comm/watchdog.h"
 #include "cuda/memory.h"
 
 namespace minillm::comm {
@@ -25,9 +26,13 @@ class Arena {
   /// where NCCL refuses, the memory is cudaMalloc's or no window: Communicator::describe() says why. Throws
   /// CommunicationError when `bytes` differ, MemoryError when the device has not enough.
   ///
+  /// A rank that is refused a window cannot tell whether the others are, too, or wait for it inside NCCL:
+  /// then `watchdog` ends the job soon, with what was refused.
+  ///
   /// Buffers in the arena that a collective is given have to have the same offset on all ranks (in place: the
   /// whole buffer).
-  Arena(Bootstrap& bootstrap, int64_t bytes, std::vector<Communicator*> communicators);
+  Arena(Bootstrap& bootstrap, int64_t bytes, std::vector<Communicator*> communicators,
+        Watchdog* watchdog = nullptr);
   /// Waits for the device. No rank may destroy it while another uses it in a collective.
   ~Arena();
   Arena(Arena&&) noexcept = default;
@@ -45,7 +50,7 @@ class Arena {
     ncclWindow_t handle;
   };
 
-  void register_with(Bootstrap& bootstrap, Communicator& communicator);
+  void register_with(Bootstrap& bootstrap, Communicator& communicator, Watchdog* watchdog);
   void release();
 
   cuda::DeviceMemory memory_;

@@ -245,6 +245,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     require(comm != nullptr, "ncclCommDestroy: the communicator is null");
     const std::unique_ptr<ncclComm> owner(comm);
     comm->wait();
+    comm->wait_for_peers();
     require(comm->windows() == 0, ncclInvalidUsage,
             "ncclCommDestroy: communicator " + comm->name() + " still has " +
                 std::to_string(comm->windows()) + " windows: ncclCommWindowDeregister has to come first");

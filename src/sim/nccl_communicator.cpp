@@ -70,8 +70,7 @@ class AllowedUnsafeCalls {
 /// What a rank registers, sent between processes as bytes.
 struct Registration {
   int64_t bytes;
-  int32_t flags;
-  int32_t refused;
+  int64_t flags;
 };
 
 }  // namespace
@@ -86,24 +85,22 @@ ncclComm::~ncclComm() = default;
 ncclWindow_t ncclComm::register_window(const void* buffer, int64_t bytes, int flags) {
   wait();  // the transport serves one thread at a time, and collectives may be running
   require_no_error();
-  const std::string refusal = windows_.refusal(buffer, bytes, flags);
-  const std::string fault = transport_ ? registration_fault(refusal, bytes, flags) : refusal;
-  if (!fault.empty()) throw Failure(ncclInvalidArgument, "communicator " + name_ + ": " + fault);
+  const auto require = [this](const std::string& fault) {
+    if (!fault.empty()) throw Failure(ncclInvalidArgument, "communicator " + name_ + ": " + fault);
+  };
+  require(windows_.refusal(buffer, bytes, flags));  // the other ranks wait, as in NCCL
+  if (transport_) require(registration_fault(bytes, flags));
   return windows_.add(buffer, bytes, flags);
 }
 
-/// Ranks that were refused take part, so that the others do not wait for them.
-std::string ncclComm::registration_fault(const std::string& refusal, int64_t bytes, int flags) {
-  const Registration mine{bytes, flags, !refusal.empty()};
+std::string ncclComm::registration_fault(int64_t bytes, int flags) {
+  const Registration mine{bytes, flags};
   std::vector<Registration> all(size_);
   transport_->all_gather(&mine, all.data(), sizeof mine, 1);
-  if (!refusal.empty()) return refusal;
   const auto world_rank = [&](int r) { return "rank " + std::to_string(transport_->world_ranks()[r]); };
   const auto text = [](const Registration& r) {
     return std::to_string(r.bytes) + " bytes with flags " + std::to_string(r.flags);
   };
-  for (int r = 0; r < size_; ++r)
-    if (all[r].refused) return world_rank(r) + " was refused a window, ncclGetLastError there tells why";
   for (int r = 1; r < size_; ++r)
     if (all[r].bytes != all[0].bytes || all[r].flags != all[0].flags)
       return world_rank(0) + " registers a window of " + text(all[0]) + ", " + world_rank(r) + " one of " +
@@ -238,6 +235,13 @@ void ncclComm::move_data(const Operation& operation) {
 
 void ncclComm::wait() {
   check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+void ncclComm::wait_for_peers() {
+  if (!transport_ || asynchronous_error() != ncclSuccess) return;
+  const char here = 0;
+  std::vector<char> all(size_);
+  transport_->all_gather(&here, all.data(), 1, 1);
 }
 
 void ncclComm::abort() {

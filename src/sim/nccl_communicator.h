@@ -31,8 +31,10 @@ struct ncclComm {
   int size() const { return size_; }
   const std::string& name() const { return name_; }
 
-  /// Collective. Throws Failure.
+  /// Collective, and blocks until all ranks are there: also where one was refused and never comes, as in
+  /// NCCL, which looks at the buffer before it exchanges anything. Throws Failure.
   ncclWindow_t register_window(const void* buffer, int64_t bytes, int flags);
+  /// Waits for nobody.
   void deregister_window(ncclWindow_t window) { windows_.remove(window); }
   size_t windows() const { return windows_.size(); }
 
@@ -43,6 +45,9 @@ struct ncclComm {
   void issue(const nccl_over_mpi::Call& call, const void* send, void* receive, cudaStream_t stream);
   /// Waits for everything issued.
   void wait();
+  /// Waits until all ranks are here, unless a collective failed: NCCL's communicators have a thread that
+  /// serves other ranks, and are destroyed when those have said goodbye.
+  void wait_for_peers();
   void abort();
 
   ncclResult_t asynchronous_error() const;
@@ -66,7 +71,7 @@ struct ncclComm {
   static void run(void* operation);
   void compare_calls(nccl_over_mpi::Call call);
   void move_data(const Operation& operation);
-  std::string registration_fault(const std::string& refusal, int64_t bytes, int flags);
+  std::string registration_fault(int64_t bytes, int flags);
   void require_no_error() const;
   void fail(ncclResult_t code, const std::string& text);
 

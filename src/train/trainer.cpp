@@ -95,7 +95,7 @@ void Trainer::make_communicators(comm::Bootstrap& bootstrap) {
   if (replicas > 1)
     replicate_ =
         make("replicate", comm::replica_group(rank_, bootstrap.size(), shards), parallel.reduce_ctas, false);
-  arena_ = comm::Arena(bootstrap, plan_.memory.bytes, all);
+  arena_ = comm::Arena(bootstrap, plan_.memory.bytes, all, watchdog_);
 }
 
 void Trainer::progress() {
