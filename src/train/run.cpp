@@ -1,11 +1,14 @@
 #include "train/run.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cctype>
 #include <chrono>
 #include <cmath>
 #include <functional>
 #include <iostream>
+#include <memory>
 #include <optional>
 
 #include "comm/failure.h"
@@ -15,6 +18,7 @@
 #include "cuda/memory.h"
 #include "data/token_source.h"
 #include "shard/hardware.h"
+#include "train/console.h"
 #include "train/metrics.h"
 #include "train/phases.h"
 #include "train/policy_search.h"
@@ -158,13 +162,13 @@ std::unique_ptr<data::TokenSource> prepare_files(const config::Config& config,
 }
 
 void train(Trainer& trainer, const config::Config& config, const data::TokenSource& source,
-           comm::Bootstrap& bootstrap, comm::Watchdog& watchdog, Reporter& reporter) {
+           comm::Bootstrap& bootstrap, comm::Watchdog& watchdog,
+           const std::function<void(int64_t, const StepResult&)>& report) {
   const int64_t steps = config.train.stop_after > 0 ? std::min(config.train.stop_after, config.train.steps)
                                                     : config.train.steps;
-  reporter.start_clock();
   watchdog.enter(step(config, 0));
   train_steps(trainer, config, source, bootstrap, steps, [&](int64_t number) {
-    reporter.report(number, trainer.result(number));
+    report(number, trainer.result(number));
     watchdog.enter(step(config, number + 1));
   });
 }
@@ -177,9 +181,9 @@ void save(Trainer& trainer, const config::Config& config, comm::Bootstrap& boots
   if (bootstrap.rank() == 0) std::cout << "saved " << path << std::endl;
 }
 
-}  // namespace
-
-void run(const config::Config& given, comm::Bootstrap& bootstrap, const RunOptions& options) {
+/// All that the other ranks take part in. `console` is rank 0's.
+void run_together(const config::Config& given, comm::Bootstrap& bootstrap, const RunOptions& options,
+                  Console* console) {
   comm::Watchdog watchdog(bootstrap, start_up(given, "reading data"));
   Reporter reporter(given, bootstrap, options.log_dir);
   const std::unique_ptr<data::TokenSource> source = prepare_files(given, bootstrap);
@@ -189,10 +193,29 @@ void run(const config::Config& given, comm::Bootstrap& bootstrap, const RunOptio
   Trainer trainer(config, bootstrap, {.watchdog = &watchdog});
   comm::or_end_job(bootstrap, [&] {
     if (bootstrap.rank() == 0) print_start(config, trainer, *source, bootstrap.size());
-    train(trainer, config, *source, bootstrap, watchdog, reporter);
+    reporter.start_clock();
+    train(trainer, config, *source, bootstrap, watchdog, [&](int64_t number, const StepResult& result) {
+      reporter.report(number, result);
+      if (console != nullptr) console->check();
+    });
     if (!config.checkpoint.dir.empty()) save(trainer, config, bootstrap, watchdog);
   });
   watchdog.enter(ending(config));  // communicators wait for each other when they are destroyed
+}
+
+/// How long an error waits for the reader of what was printed before it: others must not wait for that.
+std::optional<std::chrono::seconds> patience_of(const comm::Bootstrap& bootstrap) {
+  if (bootstrap.size() == 1) return std::nullopt;
+  return std::chrono::seconds(1);
+}
+
+}  // namespace
+
+void run(const config::Config& config, comm::Bootstrap& bootstrap, const RunOptions& options) {
+  if (bootstrap.rank() != 0) return run_together(config, bootstrap, options, nullptr);
+  Console console(std::cout, STDOUT_FILENO, patience_of(bootstrap));
+  run_together(config, bootstrap, options, &console);
+  console.finish();  // may take as long as the reader likes: nobody watches any more
 }
 
 }  // namespace minillm::train

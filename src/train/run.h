@@ -13,7 +13,9 @@ struct RunOptions {
 };
 
 /// Trains on all ranks of `bootstrap` (one device each), rank 0 prints. Errors are thrown on the rank that
-/// meets them; the caller ends the others.
+/// meets them, before there are communicators; later they end the job. What rank 0 prints holds up no step
+/// where nobody reads it; at the end the run waits for the reader. Throws InputError when standard output
+/// cannot be written.
 void run(const config::Config& config, comm::Bootstrap& bootstrap, const RunOptions& options);
 
 }  // namespace minillm::train
