@@ -19,9 +19,8 @@ void PhaseTimer::tick(Clock::time_point now) {
 
 std::string PhaseTimer::complaint(int ranks) const {
   return format("no progress for %g s in ", phase_.limit_s) + phase_.name + ": " +
-         (ranks > 1 ? "another rank has failed or is stopped"
-                    : "the device or a file system does not answer") +
-         ", or this takes longer than " + phase_.limit;
+         (ranks > 1 ? "another rank has failed or is stopped, " : "") +
+         "the device or a file system does not answer, or this takes longer than " + phase_.limit;
 }
 
 }  // namespace minillm::comm

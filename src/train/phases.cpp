@@ -21,6 +21,12 @@ comm::Phase step(const config::Config& config, int64_t number) {
           .limit = "parallel.timeout_s"};
 }
 
+comm::Phase reporting(const config::Config& config, int64_t number) {
+  return {.name = "the report of step " + std::to_string(number),
+          .limit_s = config.parallel.timeout_s,
+          .limit = "parallel.timeout_s"};
+}
+
 comm::Phase saving(const config::Config& config, const std::string& path, int rank) {
   return {.name = rank == 0 ? "saving " + path : "waiting for rank 0 to save " + path,
           .limit_s = config.checkpoint.timeout_s,

@@ -15,6 +15,8 @@ comm::Phase start_up(const config::Config& config, const std::string& part);
 /// the time of both.
 comm::Phase start_up_with_step(const config::Config& config, const std::string& part);
 comm::Phase step(const config::Config& config, int64_t number);
+/// Printing what step `number` gave, and adding it to metrics.jsonl.
+comm::Phase reporting(const config::Config& config, int64_t number);
 /// Of all ranks; all but rank 0 wait for it.
 comm::Phase saving(const config::Config& config, const std::string& path, int rank);
 /// After all work is done.

@@ -168,7 +168,9 @@ void train(Trainer& trainer, const config::Config& config, const data::TokenSour
                                                     : config.train.steps;
   watchdog.enter(step(config, 0));
   train_steps(trainer, config, source, bootstrap, steps, [&](int64_t number) {
-    report(number, trainer.result(number));
+    const StepResult result = trainer.result(number);
+    watchdog.enter(reporting(config, number));
+    report(number, result);
     watchdog.enter(step(config, number + 1));
   });
 }

@@ -1,6 +1,7 @@
 // Trains two steps with one wait left out, for ThreadSanitizer to find: `train_fault gather` drops a forward
 // pass's wait for its weights, `train_fault reduce` a reduce-scatter's wait for its gradients, `train_fault
-// update` a norm's wait for the reduced gradients, `train_fault none` nothing.
+// update` a norm's wait for the reduced gradients, `train_fault none` nothing. `train_fault error` throws on
+// rank 1 while the trainer is made: that has to end the job, not to wait in communicators that are destroyed.
 #include <cstdio>
 #include <cstring>
 
@@ -32,6 +33,7 @@ int main(int argc, char** argv) {
   config.train.micro_batch = 2;
   minillm::train::TrainerOptions options;
   options.edit_waits = [&](const auto& schedule, auto& waits) {
+    if (std::strcmp(fault, "error") == 0 && world->rank() == 1) throw minillm::InputError("planted");
     if (std::strcmp(fault, "gather") == 0) drop(schedule, waits, OpKind::kForward, OpKind::kGather);
     if (std::strcmp(fault, "reduce") == 0) drop(schedule, waits, OpKind::kReduceScatter, OpKind::kBackward);
     if (std::strcmp(fault, "update") == 0) drop(schedule, waits, OpKind::kSquareNorm, OpKind::kReduceScatter);
