@@ -50,11 +50,11 @@ cuda::DeviceMemory allocate(Bootstrap& bootstrap, int64_t bytes, std::string& re
 
 /// Ranks that are refused alike meet within a moment; any others are inside NCCL and wait for this one.
 Phase after_refusal(const Watchdog* watchdog, const std::string& failure) {
-  constexpr double kMoment_s = 30;
+  constexpr double kSeconds = 30;
   const double outer = watchdog != nullptr ? watchdog->phase().limit_s : 0;
   return {.name = "the agreement of all ranks after ncclCommWindowRegister failed on this one (" + failure +
                   "), where the others may wait for it",
-          .limit_s = std::min(kMoment_s, outer / 2),
+          .limit_s = std::min(kSeconds, outer / 2),
           .limit = "it should"};
 }
 

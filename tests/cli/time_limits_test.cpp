@@ -4,7 +4,6 @@
 
 #include "command.h"
 #include "core/error.h"
-#include "tests/sanitizers.h"
 #include "tests/unit/temporary_folder.h"
 
 namespace minillm::test {
@@ -63,7 +62,6 @@ Words with_slow_fsync(int seconds) {
 }
 
 TEST_F(TimeLimits, ASlowDiskDoesNotEndARunThatIsBeingSaved) {
-  if (kSanitized) GTEST_SKIP() << "sanitizers want to be loaded first";
   const Words command = joined({with_slow_fsync(3), train({"parallel.timeout_s=1", saving()})});
   const Result result = run(MINILLM_WITH_MPI ? joined({mpirun(2), command}) : command);
   EXPECT_EQ(result.exit_code, 0) << result;
@@ -71,7 +69,6 @@ TEST_F(TimeLimits, ASlowDiskDoesNotEndARunThatIsBeingSaved) {
 }
 
 TEST_F(TimeLimits, ADiskThatDoesNotAnswerEndsTheRunAndIsNamed) {
-  if (kSanitized) GTEST_SKIP() << "sanitizers want to be loaded first";
   const Result result = run(joined({with_slow_fsync(600), train({"checkpoint.timeout_s=1", saving()})}),
                             std::chrono::seconds(60));
   expect_failed(
