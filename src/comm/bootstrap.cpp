@@ -34,13 +34,33 @@ class SingleProcess final : public Bootstrap {
   }
 };
 
+/// The number of ranks in a launcher's variable; 0 when it is not set.
+long announced_ranks(const char* variable) {
+  const char* value = std::getenv(variable);
+  return value != nullptr ? std::atol(value) : 0;
+}
+
+#if defined(MINILLM_WITH_MPI)
+/// Whether a launcher whose ranks MPI can connect started this process. Without one MPI would start services
+/// of its own, which want a remote shell and a writable TMPDIR and end the process where these are missing.
+bool has_mpi_launcher() {
+  // Open MPI; PMIx (Open MPI, srun --mpi=pmix); PMI (MPICH, Intel MPI, srun --mpi=pmi2); HPE Cray.
+  constexpr const char* kOfRanks[] = {
+      "OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK", "PMI_SIZE", "PMI_FD", "PMI_PORT", "PALS_RANKID"};
+  if (std::ranges::any_of(kOfRanks, [](const char* variable) { return std::getenv(variable) != nullptr; }))
+    return true;
+  // A step of srun alone: an MPI that was built with Slurm's own library needs nothing else. Allocations and
+  // batch scripts have the other variables of Slurm, too, and are no ranks.
+  return announced_ranks("SLURM_STEP_NUM_TASKS") > 1;
+}
+#endif
+
 /// Throws when a launcher's variable says that this lone process should be one of several.
 void refuse_lone_rank(const std::string& remedy) {
   for (const char* variable : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS", "WORLD_SIZE"}) {
-    const char* value = std::getenv(variable);
-    if (!value || std::atol(value) <= 1) continue;
-    throw CommunicationError(std::string("the launcher started several ranks (") + variable + "=" + value +
-                             "), but this process sees only itself: " + remedy +
+    if (announced_ranks(variable) <= 1) continue;
+    throw CommunicationError(std::string("the launcher started several ranks (") + variable + "=" +
+                             std::getenv(variable) + "), but this process sees only itself: " + remedy +
                              "; for a single rank unset " + variable);
   }
 }
@@ -53,7 +73,8 @@ std::unique_ptr<Bootstrap> make_single_process() {
 
 std::unique_ptr<Bootstrap> make_bootstrap(int* argc, char*** argv) {
 #if defined(MINILLM_WITH_MPI)
-  std::unique_ptr<Bootstrap> bootstrap = make_mpi_bootstrap(argc, argv);
+  std::unique_ptr<Bootstrap> bootstrap =
+      has_mpi_launcher() ? make_mpi_bootstrap(argc, argv) : make_single_process();
   if (bootstrap->size() == 1)
     refuse_lone_rank("start it with the mpirun of the MPI it was built with, or with srun --mpi=pmix");
   return bootstrap;

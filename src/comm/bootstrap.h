@@ -34,9 +34,12 @@ class Bootstrap {
   [[noreturn]] virtual void abort(int exit_code) = 0;
 };
 
-/// Starts the launcher's runtime: MPI when built with it, else a single process. Throws CommunicationError
-/// when the environment says that this is one of several ranks but MPI is absent or sees only one (a launcher
-/// that does not speak this MPI starts N lone processes), naming the variable that says so.
+/// The ranks that a launcher started, over MPI; a single process where there is no launcher, or no MPI in the
+/// build. What counts as one are the variables that mpirun, mpiexec and srun give to each rank, not those of
+/// a Slurm allocation or batch script. Throws CommunicationError when the environment says that this is one
+/// of several ranks but MPI is absent or sees only one (a launcher that does not speak this MPI starts N lone
+/// processes), naming the variable that says so. An MPI that cannot start prints why and ends the process
+/// itself, with the exit code of a CommunicationError where it is Open MPI.
 std::unique_ptr<Bootstrap> make_bootstrap(int* argc, char*** argv);
 
 /// One process that is alone, whatever a launcher started.

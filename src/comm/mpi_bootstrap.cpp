@@ -3,11 +3,14 @@
 #define OMPI_SKIP_MPICXX 1  // the C++ bindings that MPI dropped in 2012 do not compile without warnings
 #define MPICH_SKIP_MPICXX 1
 #include <mpi.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 
 #include "core/checked.h"
 #include "core/error.h"
@@ -24,6 +27,9 @@ void check(int code, const char* call) {
 }
 
 constexpr int kGatherTag = 1;
+
+/// MPI_Init_thread is running.
+std::atomic<bool> starting = false;
 
 /// MPI counts in int; a unit of a large model has more bytes than that.
 template <class Transfer>
@@ -99,7 +105,10 @@ std::unique_ptr<Bootstrap> make_mpi_bootstrap(int* argc, char*** argv) {
   MPI_Initialized(&started);
   if (started)
     throw CommunicationError("MPI was already started by this process: it can be started only once");
-  check(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
+  starting = true;
+  const int result = MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided);
+  starting = false;
+  check(result, "MPI_Init_thread");
   auto bootstrap = std::make_unique<MpiBootstrap>();
   if (provided < MPI_THREAD_MULTIPLE)
     throw CommunicationError(
@@ -110,3 +119,16 @@ std::unique_ptr<Bootstrap> make_mpi_bootstrap(int* argc, char*** argv) {
 }
 
 }  // namespace minillm::comm
+
+/// Open MPI calls this where it cannot start, with code 1: there is no error handler to set before its start.
+/// The program's own definition comes before the C library's, and keeps the meaning of exit codes.
+extern "C" void _exit(int code) {
+  if (minillm::comm::starting) {
+    constexpr std::string_view kText =
+        "error: MPI could not start, and says why above: start ranks with the mpirun of the MPI that this "
+        "program was built with, or with srun --mpi=pmix\n";
+    (void)!write(STDERR_FILENO, kText.data(), kText.size());
+    code = static_cast<int>(minillm::ExitCode::kCommunication);
+  }
+  std::_Exit(code);
+}
