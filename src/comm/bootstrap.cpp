@@ -67,6 +67,12 @@ void refuse_lone_rank(const std::string& remedy) {
 
 }  // namespace
 
+std::string broadcast(Bootstrap& bootstrap, std::string text) {
+  text.resize(static_cast<size_t>(bootstrap.max(bootstrap.rank() == 0 ? std::ssize(text) : 0)));
+  bootstrap.broadcast(std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
 std::unique_ptr<Bootstrap> make_single_process() {
   return std::make_unique<SingleProcess>();
 }

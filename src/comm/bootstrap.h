@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 namespace minillm::comm {
 
@@ -33,6 +34,9 @@ class Bootstrap {
   /// Ends all ranks now with `exit_code`; never returns. Callable from any thread and after errors.
   [[noreturn]] virtual void abort(int exit_code) = 0;
 };
+
+/// Rank 0's text, on all ranks.
+std::string broadcast(Bootstrap& bootstrap, std::string text);
 
 /// The ranks that a launcher started, over MPI; a single process where there is no launcher, or no MPI in the
 /// build. What counts as one are the variables that mpirun, mpiexec and srun give to each rank, not those of

@@ -1,6 +1,5 @@
 #include "train/gemm_choices.h"
 
-#include <cstdint>
 #include <iostream>
 #include <string>
 
@@ -8,15 +7,6 @@
 
 namespace minillm::train {
 namespace {
-
-/// Rank 0's text, on all ranks.
-std::string broadcast(std::string text, comm::Bootstrap& bootstrap) {
-  int64_t bytes = std::ssize(text);
-  bootstrap.broadcast(std::as_writable_bytes(std::span(&bytes, 1)));
-  text.resize(static_cast<size_t>(bytes));
-  bootstrap.broadcast(std::as_writable_bytes(std::span(text)));
-  return text;
-}
 
 /// Rank 0 tells the others, who wait for its choices, whether it goes on choosing.
 bool goes_on(bool choosing, comm::Bootstrap& bootstrap) {
@@ -45,7 +35,7 @@ void choose_gemms(cuda::BlasLt& blas, const config::Gemm& config, comm::Bootstra
   } else {
     while (goes_on(false, bootstrap)) progress();
   }
-  chosen = broadcast(std::move(chosen), bootstrap);
+  chosen = comm::broadcast(bootstrap, std::move(chosen));
   if (bootstrap.rank() != 0) cuda::adopt_gemms(blas, cuda::parse_gemm_cache(chosen, "the choices of rank 0"));
 }
 
