@@ -275,11 +275,19 @@ Model model_from_json(const std::string& text, const std::string& name) try {
   throw InputError(error.what());  // nobody typed it: the file is wrong
 }
 
+std::vector<KeyValue> key_values(const Config& config) {
+  std::vector<KeyValue> all;
+  for_each_key(config, [&](const char* path, const auto& member, const auto& allowed, const char*) {
+    all.push_back({path, to_value(member).dump(), is_by_rank(allowed)});
+  });
+  return all;
+}
+
 std::string describe() {
   std::string text;
   for_each_key(Config{}, [&](const char* path, const auto& member, const auto& allowed, const char* meaning) {
     text += std::string(path) + " (default " + to_value(member).dump() + ")\n    " + meaning + "\n    " +
-            allowed.wanted() + "\n";
+            allowed.wanted() + (is_by_rank(allowed) ? "; may differ by rank" : "") + "\n";
   });
   return text;
 }

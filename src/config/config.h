@@ -133,6 +133,15 @@ std::string model_to_json(const Model& model);
 /// The inverse. Throws InputError, also for keys and values: they are a file's, not a user's.
 Model model_from_json(const std::string& text, const std::string& name);
 
+/// A key of a configuration with its value, as JSON text.
+struct KeyValue {
+  std::string key;
+  std::string value;
+  bool by_rank = false;  ///< a path, which ranks may spell differently
+};
+/// All of them, in the order of `describe()`.
+std::vector<KeyValue> key_values(const Config& config);
+
 /// Every key with type, default, allowed values and meaning, for people.
 std::string describe();
 

@@ -7,6 +7,7 @@
 #include <limits>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "config/config.h"
@@ -45,9 +46,19 @@ struct RecomputeModes {
 struct Text {
   std::string_view words = "a string";
   bool (*test)(std::string_view) = [](std::string_view) { return true; };
+  /// A path on the machine of each rank: may be spelled differently there, but is set on all or on none. What
+  /// it leads to is compared where it matters to more than one rank (train/agreement.h).
+  bool by_rank = false;
   std::string wanted() const { return std::string(words); }
   bool allows(std::string_view value) const { return test(value); }
 };
+
+/// Whether ranks may differ in a key that allows this.
+template <typename Allowed>
+constexpr bool is_by_rank(const Allowed& allowed) {
+  if constexpr (std::is_same_v<Allowed, Text>) return allowed.by_rank;
+  return false;
+}
 
 /// fp32 has to hold the reals that go to the device: bounds that stay clear of its overflow and of its zero.
 inline constexpr double kTiny = 1e-30, kHuge = 1e30;
@@ -77,7 +88,7 @@ void for_each_model_key(ModelT&& model, Key&& key) {
       "base of the rotary position encoding, usually 10000; 0: no position encoding");
   key("model.final_norm", model.final_norm, Boolean{}, "RMSNorm between the last block and the head");
   key("model.norm_eps", model.norm_eps, Real{kTiny, 1}, "added to the mean square in RMSNorm");
-  key("model.init", model.init, Text{"\"pytorch\" or the path of a .safetensors file", is_initializer},
+  key("model.init", model.init, Text{"\"pytorch\" or the path of a .safetensors file", is_initializer, true},
       "initial weights: the default distributions of PyTorch's layers, or a file's");
 }
 
@@ -132,7 +143,7 @@ void for_each_key(ConfigT&& config, Key&& key) {
       "gradients of each micro-batch are reduced and added in fp32 shards; false: full gradients of all "
       "units "
       "are kept, added, and reduced once per step");
-  key("parallel.hardware", parallel.hardware, Text{"a string: a name or a file"},
+  key("parallel.hardware", parallel.hardware, Text{.words = "a string: a name or a file", .by_rank = true},
       "what auto takes the times from: a name that `minillm plan --help` lists, or a file as `minillm bench "
       "--json` writes it; empty: by the name of the device");
   key("parallel.gather_ctas", parallel.gather_ctas, Integer{0, 64},
@@ -169,7 +180,7 @@ void for_each_key(ConfigT&& config, Key&& key) {
       "matrix products use cuBLASLt's first candidate, so that equal runs give equal bits; false: rank 0 "
       "times up to 16 candidates per shape before the first step and all ranks use the fastest, which may be "
       "another one in the next run unless gemm.cache keeps it");
-  key("gemm.cache", gemm.cache, Text{"a string: a file"},
+  key("gemm.cache", gemm.cache, Text{.words = "a string: a file", .by_rank = true},
       "JSON file that timed choices are read from and added to, which makes runs repeatable on equal GPUs, "
       "drivers and cuBLASLt; needs gemm.deterministic false; empty: choices are made anew in every run");
   key("gemm.sm_limit", gemm.sm_limit, Integer{0, 1 << 16},
@@ -178,10 +189,10 @@ void for_each_key(ConfigT&& config, Key&& key) {
 
   key("data.source", config.data.source, Text{"\"random\" or \"text\"", is_source},
       "random tokens and targets, or the bytes of files");
-  key("data.path", config.data.path, Text{"a string: a file or a glob"},
+  key("data.path", config.data.path, Text{.words = "a string: a file or a glob", .by_rank = true},
       "what \"text\" reads: a file or a glob");
 
-  key("checkpoint.dir", config.checkpoint.dir, Text{"a string: a folder"},
+  key("checkpoint.dir", config.checkpoint.dir, Text{.words = "a string: a folder", .by_rank = true},
       "where model.safetensors is written after training; empty: nowhere");
   key("checkpoint.timeout_s", config.checkpoint.timeout_s, Real{1, 1e9},
       "saving that makes no progress for so long (seconds) ends all ranks");

@@ -75,4 +75,16 @@ Corpus read_corpus(const std::string& pattern, int64_t vocab_size) {
   return corpus;
 }
 
+std::vector<CorpusFile> list_corpus(const std::string& pattern) {
+  std::vector<CorpusFile> files;
+  for (const std::string& path : matching_paths(pattern)) {
+    std::error_code error;
+    if (fs::is_directory(path, error)) continue;
+    const auto bytes = static_cast<int64_t>(fs::file_size(path, error));
+    if (error) return {};
+    files.push_back({fs::path(path).filename().string(), bytes});
+  }
+  return files;
+}
+
 }  // namespace minillm::data

@@ -20,4 +20,14 @@ struct Corpus {
 /// vocab_size (file, position, value).
 Corpus read_corpus(const std::string& pattern, int64_t vocab_size);
 
+/// A file of a corpus, without its folder.
+struct CorpusFile {
+  std::string name;
+  int64_t bytes = 0;
+};
+
+/// The files that read_corpus() would read, in its order, unread; none where there are none or a file has no
+/// size.
+std::vector<CorpusFile> list_corpus(const std::string& pattern);
+
 }  // namespace minillm::data

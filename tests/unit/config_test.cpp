@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+#include <string>
 #include <vector>
 
 #include "config/schema.h"
@@ -110,6 +112,32 @@ TEST(Config, DescriptionListsEveryKey) {
                  EXPECT_NE(text.find(allowed.wanted(), at), std::string::npos) << path;
                });
   EXPECT_EQ(keys, 47);
+}
+
+TEST(Config, KeysThatMayDifferByRankAreToldWithTheKey) {
+  std::vector<std::string> found;
+  for (const KeyValue& key : key_values(Config{}))
+    if (key.by_rank) found.push_back(key.key);
+  EXPECT_EQ(found, (std::vector<std::string>{"model.init", "parallel.hardware", "gemm.cache", "data.path",
+                                             "checkpoint.dir"}));
+  const std::string text = describe();
+  for (const std::string& key : found) {
+    const size_t at = text.find(key + " (default ");
+    EXPECT_LT(text.find("; may differ by rank\n", at), text.find(" (default ", at + key.size() + 1)) << key;
+  }
+}
+
+TEST(Config, KeyValuesAreWhatTheFileWouldSay) {
+  Config config;
+  config.precision.param = DType::kFp32;
+  config.memory.recompute = {Recompute::kNone, Recompute::kBlock};
+  config.data.path = "a \"b\"";
+  std::map<std::string, std::string> values;
+  for (const KeyValue& key : key_values(config)) values[key.key] = key.value;
+  EXPECT_EQ(values.at("train.optimizer.lr"), "0.0003");
+  EXPECT_EQ(values.at("precision.param"), "\"fp32\"");
+  EXPECT_EQ(values.at("memory.recompute"), "[\"none\",\"block\"]");
+  EXPECT_EQ(values.at("data.path"), "\"a \\\"b\\\"\"");
 }
 
 TEST(Config, UnknownKeysNameTheNearest) {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "core/error.h"
+#include "data/corpus.h"
 #include "data/permutation.h"
 #include "data/token_source.h"
 #include "errors.h"
@@ -223,6 +224,21 @@ TEST(TextTokens, FilesAreSortedByPathFoldersSkippedLinksFollowed) {
   EXPECT_EQ(s.targets.back(), 'd');
   EXPECT_NE(source->describe().find("4 files, 8 bytes, 1 windows of 7"), std::string::npos)
       << source->describe();
+}
+
+TEST(Corpus, TheListIsWhatIsReadWithoutReadingIt) {
+  const TemporaryFolder folder;
+  for (const char* name : {"a", "b", "c.d"}) std::filesystem::create_directory(folder.path(name));
+  folder.write("b/1", "xx"), folder.write("a/2", "x"), folder.write("a/10", "xxx");
+  std::filesystem::create_directory(folder.path("a/folder"));
+  std::string listed;
+  for (const CorpusFile& file : list_corpus(folder.path("[ab]/*")))
+    listed += file.name + ":" + std::to_string(file.bytes) + " ";
+  EXPECT_EQ(listed, "10:3 2:1 1:2 ");
+  EXPECT_TRUE(list_corpus(folder.path("none*")).empty());
+  EXPECT_TRUE(list_corpus(folder.path("c.d/*")).empty());
+  std::filesystem::create_symlink("nothing", folder.path("c.d/link"));
+  EXPECT_TRUE(list_corpus(folder.path("c.d/*")).empty());
 }
 
 TEST(TextTokens, HighBytesAreNotNegative) {
