@@ -49,7 +49,7 @@ CLI::Option* add_configuration(CLI::App& command, ConfigurationArguments& argume
 void run_command_line(Process& process) {
   CLI::App app("MiniLLM: trains transformers on many GPUs. Start several ranks with mpirun or srun.",
                "minillm");
-  app.set_version_flag("--version", std::string("minillm " MINILLM_VERSION " (" MINILLM_DEVICE ")"));
+  app.set_version_flag("--version", kProgram);
   app.require_subcommand(1);
   app.footer(exit_codes());
   add_train_command(app, process);
@@ -65,6 +65,8 @@ void run_command_line(Process& process) {
     // A misspelt command is reported as a missing one.
     const std::vector<std::string> unknown = app.remaining();
     const std::string what = unknown.empty() ? error.what() : "unknown argument '" + unknown.front() + "'";
+    // Other ranks may have arguments that are allowed, and wait for this one.
+    if (app.got_subcommand("train")) process.bootstrap = comm::make_bootstrap(&process.argc, &process.argv);
     throw UsageError(what + "; see minillm --help and minillm COMMAND --help");
   }
 }

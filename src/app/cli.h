@@ -24,6 +24,9 @@ struct Process {
   std::unique_ptr<comm::Bootstrap> bootstrap;
 };
 
+/// The program's name, version and device, as --version prints them.
+inline constexpr const char* kProgram = "minillm " MINILLM_VERSION " (" MINILLM_DEVICE ")";
+
 /// Parses the arguments and runs the command that they name. Throws UsageError for a command line that is not
 /// allowed, and whatever the command throws.
 void run_command_line(Process& process);

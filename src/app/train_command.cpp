@@ -20,6 +20,7 @@ void add_train_command(CLI::App& app, Process& process) {
   command->footer("`minillm config --describe` tells all keys.");
   command->callback([arguments, &process] {
     process.bootstrap = comm::make_bootstrap(&process.argc, &process.argv);
+    arguments->options.program = kProgram;
     const config::Config config = arguments->configuration.load();
     train::run(config, *process.bootstrap, arguments->options);
   });

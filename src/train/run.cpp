@@ -18,6 +18,7 @@
 #include "cuda/memory.h"
 #include "data/token_source.h"
 #include "shard/hardware.h"
+#include "train/agreement.h"
 #include "train/console.h"
 #include "train/metrics.h"
 #include "train/phases.h"
@@ -69,7 +70,8 @@ shard::Hardware hardware_of(const config::Config& config, const comm::Bootstrap&
   return hardware;
 }
 
-/// All ranks choose alike: they have the same figures, and the memory of the rank that has least.
+/// All ranks choose alike, and that is checked: they have the same figures, and the memory of the rank that
+/// has least.
 config::Config with_chosen_policy(const config::Config& config, comm::Bootstrap& bootstrap) {
   if (config.parallel.policy != "auto") return config;
   const World world{bootstrap.size(), bootstrap.local_size()};
@@ -79,7 +81,9 @@ config::Config with_chosen_policy(const config::Config& config, comm::Bootstrap&
   if (search.best && bootstrap.rank() == 0)  // else the error has the table
     std::cout << "policies on " << hardware.name << ", the fastest that fits marked:\n"
               << search.table() << std::flush;
-  return chosen_of(search, world, bytes);
+  const config::Config chosen = chosen_of(search, world, bytes);
+  require_same_choice(chosen, hardware.name, bootstrap);
+  return chosen;
 }
 
 /// What is about to run, how collectives travel, and what the device holds beside the plan.
@@ -186,7 +190,9 @@ void save(Trainer& trainer, const config::Config& config, comm::Bootstrap& boots
 /// All that the other ranks take part in. `console` is rank 0's.
 void run_together(const config::Config& given, comm::Bootstrap& bootstrap, const RunOptions& options,
                   Console* console) {
-  comm::Watchdog watchdog(bootstrap, start_up(given, "reading data"));
+  comm::Watchdog watchdog(bootstrap, start_up(given, "comparing what the ranks were given"));
+  require_agreement(given, options.program, bootstrap);
+  watchdog.enter(start_up(given, "reading data"));
   Reporter reporter(given, bootstrap, options.log_dir);
   const std::unique_ptr<data::TokenSource> source = prepare_files(given, bootstrap);
   choose_device(bootstrap);

@@ -9,7 +9,8 @@
 namespace minillm::train {
 
 struct RunOptions {
-  std::string log_dir;  ///< where metrics.jsonl goes; empty: nowhere
+  std::string log_dir = {};  ///< where metrics.jsonl goes; empty: nowhere
+  std::string program = {};  ///< name and version, which all ranks have to have the same of
 };
 
 /// Trains on all ranks of `bootstrap` (one device each), rank 0 prints. Errors are thrown on the rank that
