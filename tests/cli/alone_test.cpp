@@ -1,6 +1,8 @@
 // A process that no launcher started, in environments that have nothing.
 #include <gtest/gtest.h>
 
+#include <cstdlib>
+
 #include "command.h"
 #include "tests/unit/temporary_folder.h"
 
@@ -9,6 +11,8 @@ namespace {
 
 Result run_with(std::vector<std::string> environment, const std::vector<std::string>& arguments) {
   std::vector<std::string> command{"/usr/bin/env", "-i"};
+  if (const char* libraries = std::getenv("LD_LIBRARY_PATH"))
+    command.push_back(std::string("LD_LIBRARY_PATH=") + libraries);
   command.insert(command.end(), environment.begin(), environment.end());
   command.push_back(MINILLM_PROGRAM);
   command.insert(command.end(), arguments.begin(), arguments.end());

@@ -4,11 +4,19 @@
 set -euo pipefail
 program=$1 with_mpi=$2
 
+# What the build itself needs of the environment.
+kept=()
+for variable in LD_LIBRARY_PATH ASAN_OPTIONS TSAN_OPTIONS UBSAN_OPTIONS; do
+  if [[ -v $variable ]]; then
+    kept+=("$variable=${!variable}")
+  fi
+done
+
 # expect CODE TEXT [VARIABLE=VALUE…]: with these variables and no others.
 expect() {
   local code=$1 text=$2 rc=0 output
   shift 2
-  output=$(env -i "$@" "$program" 2>&1 </dev/null) || rc=$?
+  output=$(env -i "${kept[@]}" "$@" "$program" 2>&1 </dev/null) || rc=$?
   if [[ $rc != "$code" || $output != *"$text"* ]]; then
     echo "FAILED ($*): exit code $rc, output: $output"
     exit 1
