@@ -93,6 +93,12 @@ void check_config(const Config& config, const std::string& name) {
           named("train.micro_batch", train.micro_batch) + " * " + named("train.seq_len", train.seq_len) +
               " = " + std::to_string(train.micro_batch * train.seq_len) +
               " tokens; at most 2147483647 per rank at a time");
+  require(config.model.n_layers * train.grad_accumulation <= kMostBlockPasses, name,
+          named("model.n_layers", config.model.n_layers) + " * " +
+              named("train.grad_accumulation", train.grad_accumulation) + " = " +
+              std::to_string(config.model.n_layers * train.grad_accumulation) +
+              " passes through a block; a step has at most " + std::to_string(kMostBlockPasses) +
+              ". Reduce one of them, or accumulate less and increase train.micro_batch");
   check_parallel(config, name);
   require(config.data.source != "text" || !config.data.path.empty(), name,
           "data.source is \"text\" but data.path is empty; name a file or a glob, e.g. \"corpus/*.txt\"");

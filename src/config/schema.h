@@ -74,12 +74,20 @@ inline bool is_policy(std::string_view value) {
   return value == "full" || value == "grads" || value == "replicate" || value == "hybrid" || value == "auto";
 }
 
+/// Rows of the head's weight are counted in 32 bits, zero rows up to a multiple of 64 included.
+inline constexpr int64_t kMostTokens = (int64_t{1} << 31) - 64;
+/// The step is a list of operations that is made, planned and simulated as a whole: some for each block and
+/// micro-batch. This many take seconds and half a gigabyte.
+inline constexpr int64_t kMostBlocks = 1024, kMostMicroBatches = 4096, kMostBlockPasses = 1 << 15;
+/// What train.seq_len allows, also where a weights file tells it.
+inline constexpr Integer kSequenceLengths{1, 1 << 24};
+
 /// Calls key(path, member, allowed, meaning) for every key below `model`. The model may be const.
 template <typename ModelT, typename Key>
 void for_each_model_key(ModelT&& model, Key&& key) {
-  key("model.vocab_size", model.vocab_size, Integer{1}, "number of different tokens");
+  key("model.vocab_size", model.vocab_size, Integer{1, kMostTokens}, "number of different tokens");
   key("model.dim", model.dim, Integer{8, 1 << 20}, "width of the residual stream; a multiple of 8 * n_heads");
-  key("model.n_layers", model.n_layers, Integer{1, 1 << 16}, "number of blocks");
+  key("model.n_layers", model.n_layers, Integer{1, kMostBlocks}, "number of blocks");
   key("model.n_heads", model.n_heads, Integer{1, 1 << 17},
       "attention heads of a block; dim / n_heads is a multiple of 8, at most 128");
   key("model.ffn_dim", model.ffn_dim, Integer{0, 1 << 24}, "width inside the feed-forward part; 0: 4 * dim");
@@ -101,9 +109,10 @@ void for_each_key(ConfigT&& config, Key&& key) {
   key("train.steps", train.steps, Integer{1}, "optimizer steps");
   key("train.stop_after", train.stop_after, Integer{0}, "end after so many of the steps; 0: after all");
   key("train.micro_batch", train.micro_batch, Integer{1, 1 << 24}, "sequences per rank at a time");
-  key("train.grad_accumulation", train.grad_accumulation, Integer{1, 1 << 16},
-      "micro-batches per rank and optimizer step; the loss is the mean over the valid targets of them all");
-  key("train.seq_len", train.seq_len, Integer{1, 1 << 24}, "tokens of a sequence");
+  key("train.grad_accumulation", train.grad_accumulation, Integer{1, kMostMicroBatches},
+      "micro-batches per rank and optimizer step, at most 32768 / n_layers; the loss is the mean over the "
+      "valid targets of them all");
+  key("train.seq_len", train.seq_len, kSequenceLengths, "tokens of a sequence");
   key("train.seed", train.seed, Integer{0, std::numeric_limits<int64_t>::max()},
       "of the initial weights and of the order of the data");
   key("train.grad_clip", train.grad_clip, Real{0, kHuge}, "largest norm of the gradient; 0: no clipping");

@@ -64,6 +64,7 @@ class Builder {
   void plan_weight_slots() {
     if (!sharded()) return;
     weights_ = plan_weights(layout_, turns_, policy_.weight_slots);
+    std::ranges::stable_sort(weights_.this_step, {}, &PlannedGather::after);
     schedule_.weight_slots = weights_.slots;
     next_step_.assign(weights_.next_step.begin(), weights_.next_step.end());
   }
@@ -207,8 +208,9 @@ class Builder {
 
   void gather_after(int turn) {
     turns_done_ = turn;
-    for (const PlannedGather& planned : weights_.this_step)
-      if (planned.after == turn) gather(planned, -1, false);
+    for (; gathers_done_ < weights_.this_step.size() && weights_.this_step[gathers_done_].after <= turn;
+         ++gathers_done_)
+      gather(weights_.this_step[gathers_done_], -1, false);
     gather_for_next_step();
   }
 
@@ -336,6 +338,7 @@ class Builder {
   std::map<int, int64_t> gathered_;          // by unit: number of segments
   std::deque<PlannedGather> next_step_;      // not issued yet
   int turns_done_ = -1;
+  size_t gathers_done_ = 0;  // of weights_.this_step
 };
 
 }  // namespace
