@@ -1,7 +1,9 @@
 #include "config/schema.h"
 
+#include <algorithm>
 #include <charconv>
 
+#include "core/checked.h"
 #include "core/error.h"
 
 namespace minillm::config {
@@ -55,6 +57,42 @@ void check_parallel(const Config& config, const std::string& name) {
             "it decides itself; leave it at \"cheap\"");
 }
 
+/// Bytes and operations are counted in 63 bits. In floating point, because the exact numbers may not exist;
+/// generous, because all that this has to let through is what could run.
+void check_counts(const Config& config, const std::string& name) {
+  const Model& model = config.model;
+  const double tokens = config.train.micro_batch * config.train.seq_len, dim = model.dim, ffn = model.ffn_dim,
+               vocab = model.vocab_size, sequence = config.train.seq_len;
+  const std::string reduce = ". Reduce " + named("train.micro_batch", config.train.micro_batch) + ", " +
+                             named("train.seq_len", config.train.seq_len) + ", or the model";
+  constexpr double kMost = int64_t{1} << 62;
+  const double bytes = 4 * tokens * (model.n_layers * (32 * dim + 8 * ffn) + 8 * vocab);
+  require(bytes <= kMost, name,
+          "activations of up to " + shortest(bytes) + " bytes; at most 2^62 can be counted" + reduce);
+  const double operations = 4 * tokens * dim * (vocab + 4 * dim + 2 * ffn + 5 * sequence);
+  require(operations <= kMost, name,
+          "passes of up to " + shortest(operations) + " operations; at most 2^62 can be counted" + reduce);
+}
+
+void check_lengths(const Config& config, const std::string& name) {
+  const Train& train = config.train;
+  const int64_t tokens = train.micro_batch * train.seq_len;
+  require(tokens <= std::numeric_limits<int32_t>::max(), name,
+          named("train.micro_batch", train.micro_batch) + " * " + named("train.seq_len", train.seq_len) +
+              " = " + std::to_string(tokens) + " tokens; at most 2147483647 per rank at a time");
+  const int64_t passes = config.model.n_layers * train.grad_accumulation;
+  require(passes <= kMostBlockPasses, name,
+          named("model.n_layers", config.model.n_layers) + " * " +
+              named("train.grad_accumulation", train.grad_accumulation) + " = " + std::to_string(passes) +
+              " passes through a block; a step has at most " + std::to_string(kMostBlockPasses) +
+              ". Reduce one of them; fewer, larger micro-batches make the same step");
+  require(train.head_chunk == 0 || ceil_div(tokens, train.head_chunk) <= kMostHeadChunks, name,
+          named("train.head_chunk", train.head_chunk) + " makes " +
+              std::to_string(ceil_div(tokens, std::max<int64_t>(train.head_chunk, 1))) + " chunks of the " +
+              std::to_string(tokens) + " tokens of a micro-batch; at most " +
+              std::to_string(kMostHeadChunks) + ". Increase it, or leave it at 0");
+}
+
 }  // namespace
 
 std::string Integer::wanted() const {
@@ -73,32 +111,12 @@ void check_model(const Model& model, const std::string& name) {
   require(model.head_size() % kHeadSizeStep == 0 && model.head_size() <= kLargestHeadSize, name,
           "the head size " + dim + " / " + heads + " = " + std::to_string(model.head_size()) +
               " is not allowed; it must be a multiple of 8, at most 128");
-
-  // In floating point, because the exact number may not exist.
-  const double dims = model.dim, parameters = 2.0 * model.vocab_size * dims +
-                                              model.n_layers * dims * (4.0 * dims + 2.0 * model.ffn_dim);
-  constexpr double kMostParameters = int64_t{1}
-                                     << 56;  // fp32 master, moments and gradient of them fit 2^63 bytes
-  require(parameters <= kMostParameters, name,
-          "a model of about " + shortest(parameters) +
-              " parameters; at most 2^56 can be counted in bytes. Reduce " +
-              named("model.vocab_size", model.vocab_size) + ", " + dim + ", " +
-              named("model.n_layers", model.n_layers) + " or " + named("model.ffn_dim", model.ffn_dim));
 }
 
 void check_config(const Config& config, const std::string& name) {
   check_model(config.model, name);
-  const Train& train = config.train;
-  require(train.micro_batch * train.seq_len <= std::numeric_limits<int32_t>::max(), name,
-          named("train.micro_batch", train.micro_batch) + " * " + named("train.seq_len", train.seq_len) +
-              " = " + std::to_string(train.micro_batch * train.seq_len) +
-              " tokens; at most 2147483647 per rank at a time");
-  require(config.model.n_layers * train.grad_accumulation <= kMostBlockPasses, name,
-          named("model.n_layers", config.model.n_layers) + " * " +
-              named("train.grad_accumulation", train.grad_accumulation) + " = " +
-              std::to_string(config.model.n_layers * train.grad_accumulation) +
-              " passes through a block; a step has at most " + std::to_string(kMostBlockPasses) +
-              ". Reduce one of them, or accumulate less and increase train.micro_batch");
+  check_lengths(config, name);
+  check_counts(config, name);
   check_parallel(config, name);
   require(config.data.source != "text" || !config.data.path.empty(), name,
           "data.source is \"text\" but data.path is empty; name a file or a glob, e.g. \"corpus/*.txt\"");

@@ -77,8 +77,10 @@ inline bool is_policy(std::string_view value) {
 /// Rows of the head's weight are counted in 32 bits, zero rows up to a multiple of 64 included.
 inline constexpr int64_t kMostTokens = (int64_t{1} << 31) - 64;
 /// The step is a list of operations that is made, planned and simulated as a whole: some for each block and
-/// micro-batch. This many take seconds and half a gigabyte.
+/// micro-batch. This many take seconds and half a gigabyte. With kMostBlocks any model has less than 2^56
+/// parameters, whose fp32 masters, moments and gradients have less than 2^60 bytes.
 inline constexpr int64_t kMostBlocks = 1024, kMostMicroBatches = 4096, kMostBlockPasses = 1 << 15;
+inline constexpr int64_t kMostHeadChunks = 1 << 21;  ///< as many as the default makes of the most tokens
 /// What train.seq_len allows, also where a weights file tells it.
 inline constexpr Integer kSequenceLengths{1, 1 << 24};
 

@@ -217,9 +217,27 @@ TEST(Config, RulesBetweenKeysNameAllOfThem) {
   EXPECT_NO_THROW(parse("{}", "c.json", {"train.micro_batch=65535", "train.seq_len=32768"}));
   expect_error<UsageError>(
       [] {
-        parse("{}", "c.json", {"model.dim=1048576", "model.n_heads=8192", "model.n_layers=65536"});
+        parse("{}", "c.json", {"model.n_layers=1024", "train.grad_accumulation=33"});
       },
-      {"parameters", "2^56", "model.n_layers (65536)", "model.dim (1048576)"});
+      {"model.n_layers (1024)", "train.grad_accumulation (33)", "33792", "32768"});
+  expect_error<UsageError>(
+      [] {
+        parse("{}", "c.json", {"train.micro_batch=65536", "train.seq_len=1024", "train.head_chunk=16"});
+      },
+      {"train.head_chunk (16)", "4194304 chunks", "67108864 tokens", "2097152"});
+  expect_error<UsageError>(
+      [] {
+        parse("{}", "c.json",
+              {"model.dim=1048576", "model.n_heads=8192", "model.n_layers=1024", "train.micro_batch=100000"});
+      },
+      {"activations", "bytes", "2^62", "train.micro_batch (100000)"});
+  expect_error<UsageError>(
+      [] {
+        parse("{}", "c.json",
+              {"model.dim=8", "model.n_heads=1", "model.n_layers=1", "train.micro_batch=128",
+               "train.seq_len=16777215", "model.vocab_size=2147483584"});
+      },
+      {"operations", "2^62", "train.seq_len (16777215)"});
 }
 
 TEST(Config, IntegersMayBeWrittenAsIntegralNumbers) {
