@@ -24,8 +24,8 @@
 namespace minillm::cuda {
 
 /// D[m,n] = op(A)[m,k] · op(B)[k,n] + beta · C[m,n] + bias[n], all row-major and dense, fp32 accumulation,
-/// rounded once to the output type. A gradient that is summed over several products (beta 1, C = D) wants
-/// fp32 output: a bf16 sum loses what is below 1/256 of it.
+/// rounded once to the output type, also by algorithms that split k. A gradient that is summed over several
+/// products (beta 1, C = D) wants fp32 output: a bf16 sum loses what is below 1/256 of it.
 struct Gemm {
   int64_t m = 0, n = 0, k = 0;
   const void* a = nullptr;  ///< [m,k] input type, or [k,m] when transpose_a

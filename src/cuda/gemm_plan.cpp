@@ -14,6 +14,13 @@ cudaDataType_t cuda_type(DType type) {
   return type == DType::kFp32 ? CUDA_R_32F : CUDA_R_16BF;
 }
 
+/// Where k is split, partial sums have to stay fp32: of the ways to add them up, "in place" and "output type"
+/// keep them in the output's type. All ways have an order that timing does not change ("in place" by
+/// counters).
+uint32_t reduction_schemes(DType output) {
+  return output == DType::kFp32 ? CUBLASLT_REDUCTION_SCHEME_MASK : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+}
+
 }  // namespace
 
 std::string describe(cublasStatus_t status) {
@@ -74,9 +81,7 @@ std::vector<cublasLtMatmulAlgo_t> GemmPlan::candidates(int most) const {
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, key_.align_a);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, key_.align_c);
   prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, key_.align_d);
-  // Partial sums over k in the output's type would be rounded to bf16.
-  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
-         static_cast<uint32_t>(CUBLASLT_REDUCTION_SCHEME_MASK & ~CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE));
+  prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reduction_schemes(key_.output));
   std::vector<cublasLtMatmulHeuristicResult_t> results(static_cast<size_t>(most));
   int found = 0;
   constexpr const char* kCall = "no algorithm: cublasLtMatmulAlgoGetHeuristic";
@@ -99,6 +104,15 @@ std::optional<std::string> GemmPlan::refusal(const cublasLtMatmulAlgo_t& algorit
   if (result.workspaceSize > static_cast<size_t>(BlasLt::workspace_bytes()))
     return "it needs a workspace of " + std::to_string(result.workspaceSize) + " bytes; there are " +
            std::to_string(BlasLt::workspace_bytes());
+  // Only the heuristic heeds the preference; an algorithm may come from a file.
+  uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
+  size_t written = 0;
+  check(cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+                                             sizeof scheme, &written),
+        "cublasLtMatmulAlgoConfigGetAttribute", key_);
+  if ((scheme & ~reduction_schemes(key_.output)) != 0)
+    return "its reduction scheme, " + std::to_string(scheme) + ", rounds partial sums to " +
+           std::string(name_of(key_.output));
   return std::nullopt;
 }
 

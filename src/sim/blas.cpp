@@ -1,4 +1,4 @@
-// The cuBLASLt stand-in's interface: descriptors, validation, and the operation put on the stream.
+// The cuBLASLt stand-in's products: validation, the heuristic, and the operation put on the stream.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -6,7 +6,6 @@
 #include <bit>
 #include <cstring>
 #include <limits>
-#include <new>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -14,34 +13,10 @@
 
 #include "sim/blas.h"
 #include "sim/blas_compute.h"
+#include "sim/blas_descriptors.h"
 #include "sim/device.h"
 #include "sim/failure.h"
 #include "sim/sanitizer.h"
-
-struct cublasLtContext {};
-
-struct cublasLtMatmulDescOpaque_t {
-  cublasComputeType_t compute;
-  cudaDataType scale;
-  int32_t transpose_a = CUBLAS_OP_N;
-  int32_t transpose_b = CUBLAS_OP_N;
-  uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-  const void* bias = nullptr;
-  int32_t bias_type = -1;  ///< D's type unless set
-  int32_t multiprocessors = 0;
-};
-
-struct cublasLtMatrixLayoutOpaque_t {
-  cudaDataType type;
-  uint64_t rows, cols;
-  int64_t ld;
-};
-
-struct cublasLtMatmulPreferenceOpaque_t {
-  uint64_t workspace = 0;
-  uint32_t reduction_schemes = CUBLASLT_REDUCTION_SCHEME_MASK;
-  uint32_t alignment[4] = {256, 256, 256, 256};  ///< A, B, C, D
-};
 
 namespace {
 
@@ -56,33 +31,10 @@ struct Algorithm {
   uint32_t magic = kMagic;
   int32_t candidate = 0;
   uint32_t alignment[4] = {};
+  uint32_t reduction_scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
   uint64_t shape_hash = 0;
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t::data));
-
-template <class Create>
-cublasStatus_t allocate(Create create) {
-  try {
-    create();
-    return CUBLAS_STATUS_SUCCESS;
-  } catch (const std::bad_alloc&) {
-    return CUBLAS_STATUS_ALLOC_FAILED;
-  }
-}
-
-template <class T>
-cublasStatus_t destroy(T* object) {
-  if (!object) return CUBLAS_STATUS_INVALID_VALUE;
-  delete object;
-  return CUBLAS_STATUS_SUCCESS;
-}
-
-template <class T>
-cublasStatus_t set(T& field, const void* value, size_t bytes) {
-  if (!value || bytes != sizeof(T)) return CUBLAS_STATUS_INVALID_VALUE;
-  std::memcpy(&field, value, sizeof(T));
-  return CUBLAS_STATUS_SUCCESS;
-}
 
 struct Layouts {
   cublasLtMatrixLayout_t a, b, c, d;
@@ -137,14 +89,11 @@ std::optional<Algorithm> algorithm_for(const cublasLtMatmulAlgo_t& algo,
   return algorithm;
 }
 
-cublasStatus_t set_multiprocessors(cublasLtMatmulDescOpaque_t& desc, const void* value, size_t bytes) {
-  int32_t count;
-  if (const cublasStatus_t status = set(count, value, bytes)) return status;
-  int most = 0;
-  if (cudaDeviceGetAttribute(&most, cudaDevAttrMultiProcessorCount, 0)) return CUBLAS_STATUS_NOT_INITIALIZED;
-  if (count < 1 || count > most) return CUBLAS_STATUS_INVALID_VALUE;
-  desc.multiprocessors = count;
-  return CUBLAS_STATUS_SUCCESS;
+uint32_t worst_reduction_scheme(uint32_t allowed) {
+  for (const uint32_t scheme : {CUBLASLT_REDUCTION_SCHEME_INPLACE, CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE,
+                                CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE})
+    if (allowed & scheme) return scheme;
+  return CUBLASLT_REDUCTION_SCHEME_NONE;
 }
 
 bool aligned(const void* pointer, uint64_t bytes) {
@@ -229,86 +178,6 @@ size_t cublasLtGetVersion() {
   return 10000;  // 1.0.0, as the vendor counts
 }
 
-cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) {
-  if (!handle) return CUBLAS_STATUS_INVALID_VALUE;
-  return allocate([&] { *handle = new cublasLtContext; });
-}
-
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
-  return handle ? destroy(handle) : CUBLAS_STATUS_NOT_INITIALIZED;
-}
-
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
-                                        cudaDataType_t scale) {
-  if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
-  return allocate([&] { *desc = new cublasLtMatmulDescOpaque_t{compute, scale}; });
-}
-
-cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc) {
-  return destroy(desc);
-}
-
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
-                                              cublasLtMatmulDescAttributes_t attribute, const void* value,
-                                              size_t bytes) {
-  if (!desc) return CUBLAS_STATUS_INVALID_VALUE;
-  switch (attribute) {
-    case CUBLASLT_MATMUL_DESC_TRANSA:
-      return set(desc->transpose_a, value, bytes);
-    case CUBLASLT_MATMUL_DESC_TRANSB:
-      return set(desc->transpose_b, value, bytes);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE:
-      return set(desc->epilogue, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
-      return set(desc->bias, value, bytes);
-    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
-      return set_multiprocessors(*desc, value, bytes);
-    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
-      return set(desc->bias_type, value, bytes);
-  }
-  return CUBLAS_STATUS_INVALID_VALUE;
-}
-
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
-                                          uint64_t cols, int64_t ld) {
-  if (!layout) return CUBLAS_STATUS_INVALID_VALUE;
-  return allocate([&] { *layout = new cublasLtMatrixLayoutOpaque_t{type, rows, cols, ld}; });
-}
-
-cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
-  return destroy(layout);
-}
-
-cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
-  if (!preference) return CUBLAS_STATUS_INVALID_VALUE;
-  return allocate([&] { *preference = new cublasLtMatmulPreferenceOpaque_t; });
-}
-
-cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
-  return destroy(preference);
-}
-
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute,
-                                                    const void* value, size_t bytes) {
-  if (!preference) return CUBLAS_STATUS_INVALID_VALUE;
-  switch (attribute) {
-    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
-      return set(preference->workspace, value, bytes);
-    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK:
-      return set(preference->reduction_schemes, value, bytes);
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
-      return set(preference->alignment[0], value, bytes);
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
-      return set(preference->alignment[1], value, bytes);
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
-      return set(preference->alignment[2], value, bytes);
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
-      return set(preference->alignment[3], value, bytes);
-  }
-  return CUBLAS_STATUS_INVALID_VALUE;
-}
-
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
@@ -327,10 +196,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     algorithm.alignment[i] = std::min(preference->alignment[i], 256u);
   }
   algorithm.shape_hash = shape_hash(*desc, layouts);
-  const bool split = preference->reduction_schemes & CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-  *returned = std::min(requested, split ? sim::kBlasCandidates : 1);
+  const uint32_t scheme = worst_reduction_scheme(preference->reduction_schemes);
+  *returned = std::min(requested, scheme ? sim::kBlasCandidates : 1);
   for (int i = 0; i < *returned; ++i) {
     algorithm.candidate = i;
+    algorithm.reduction_scheme = i == 0 ? CUBLASLT_REDUCTION_SCHEME_NONE : scheme;
     results[i] = {};
     std::memcpy(results[i].algo.data, &algorithm, sizeof algorithm);
   }
@@ -349,6 +219,20 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
   result->workspaceSize = 0;
   result->state = CUBLAS_STATUS_SUCCESS;
   result->wavesCount = 0;
+  return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute,
+                                                    void* value, size_t bytes, size_t* written) {
+  Algorithm algorithm;
+  if (!algo || !value || attribute != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME ||
+      bytes != sizeof algorithm.reduction_scheme)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(&algorithm, algo->data, sizeof algorithm);
+  if (algorithm.magic != Algorithm::kMagic) return CUBLAS_STATUS_INVALID_VALUE;
+  std::memcpy(value, &algorithm.reduction_scheme, bytes);
+  if (written) *written = bytes;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -372,6 +256,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
   const bool with_bias = desc->epilogue == CUBLASLT_EPILOGUE_BIAS;
   if (with_bias && !desc->bias) return CUBLAS_STATUS_INVALID_VALUE;
   int candidate = 0;
+  bool sum_in_output_type = false;
   if (algo) {
     const std::optional<Algorithm> algorithm = algorithm_for(*algo, *desc, layouts);
     if (!algorithm) return CUBLAS_STATUS_INVALID_VALUE;
@@ -379,6 +264,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     for (int i = 0; i < 4; ++i)
       if (!aligned(operands[i], algorithm->alignment[i])) return CUBLAS_STATUS_NOT_SUPPORTED;
     candidate = algorithm->candidate;
+    sum_in_output_type = algorithm->reduction_scheme == CUBLASLT_REDUCTION_SCHEME_INPLACE ||
+                         algorithm->reduction_scheme == CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE;
   }
   const sim::BlasProblem problem{matrix("A", A, *a),
                                  matrix("B", B, *b),
@@ -389,7 +276,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
                                  scales[0],
                                  scales[1],
                                  with_bias ? desc->bias : nullptr,
-                                 candidate + 1};
+                                 candidate + 1,
+                                 sum_in_output_type};
   last_multiprocessors = desc->multiprocessors;
   return enqueue(problem, candidate, stream);
 }

@@ -96,6 +96,10 @@ SIM_BLAS_ANNOUNCED void widen(const uint16_t* from, float* to, int64_t count) {
   for (int64_t i = 0; i < count; ++i) to[i] = from_bf16(from[i]);
 }
 
+SIM_BLAS_ANNOUNCED void round_to_bf16(float* values, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) values[i] = from_bf16(to_bf16(values[i]));
+}
+
 /// A dense fp32 copy. Also of fp32 operands: the product then depends on shape and values alone, never on the
 /// alignment or the leading dimension of the caller's memory.
 SIM_BLAS_ANNOUNCED void pack(const BlasMatrix& matrix, float* to) {
@@ -150,6 +154,7 @@ void multiply(const BlasProblem& p, const float* a, const float* b, float* d) {
         dnnl_sgemm(p.transpose_b ? 'T' : 'N', p.transpose_a ? 'T' : 'N', p.d.cols, p.d.rows, end - begin,
                    1.0f, b_part, p.b.rows, a_part, p.a.rows, begin == 0 ? 0.0f : 1.0f, d, p.d.rows);
     if (status != dnnl_success) throw std::runtime_error("oneDNN sgemm: status " + std::to_string(status));
+    if (p.sum_in_output_type && p.d.type == CUDA_R_16BF) round_to_bf16(d, p.d.rows * p.d.cols);
   }
 }
 

@@ -19,8 +19,9 @@ struct BlasProblem {
   BlasMatrix a, b, c, d;
   bool transpose_a, transpose_b;
   float alpha, beta;
-  const void* bias;  ///< d.rows values of d's type, or null
-  int parts;         ///< k is added up in so many pieces, one after the other
+  const void* bias;         ///< d.rows values of d's type, or null
+  int parts;                ///< k is added up in so many pieces, one after the other
+  bool sum_in_output_type;  ///< the sum is rounded to d's type after each piece
 };
 
 constexpr int64_t blas_element_size(cudaDataType type) {

@@ -7,6 +7,8 @@
 #include <sanitizer/asan_interface.h>
 #endif
 
+#include <bit>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -189,6 +191,7 @@ class FastestCandidate : public ::testing::Test {
   explicit FastestCandidate(int64_t sm_limit = 0) : fixture_(sm_limit) { run(); }
   ~FastestCandidate() override { sim::set_blas_delays({}); }
 
+ public:
   /// Far from each other, whatever else the machine does.
   static void set_fastest(int candidate) {
     std::array<std::chrono::microseconds, sim::kBlasCandidates> delays;
@@ -196,6 +199,8 @@ class FastestCandidate : public ::testing::Test {
     delays[static_cast<size_t>(candidate)] = {};
     sim::set_blas_delays(delays);
   }
+
+ protected:
   std::vector<std::byte> run() {
     fixture_.blas().run(fixture_.gemm(case_, a_, b_, d_, d_, d_), fixture_.stream().get());
     fixture_.stream().synchronize();
@@ -280,6 +285,66 @@ TEST_F(FastestCandidate, IsTimedAgainWhenTheOneInTheFileIsRefused) {
   before[1] += 1;
   EXPECT_EQ(products(), before) << "a refused algorithm replaced the choice";
 }
+
+/// 256 + 1 - 256, each in another third of k: bf16 has no 257.
+class SplitSums : public ::testing::TestWithParam<DType> {
+ protected:
+  static constexpr int64_t kDepth = 300;
+
+  SplitSums() {
+    std::vector<uint16_t> ones(kDepth, test::nearest_bf16(1)), terms(kDepth);
+    terms[7] = test::nearest_bf16(256), terms[150] = test::nearest_bf16(1);
+    terms[299] = test::nearest_bf16(-256);
+    check(cudaMemcpy(a_.data(), ones.data(), kDepth * 2, cudaMemcpyHostToDevice));
+    check(cudaMemcpy(b_.data(), terms.data(), kDepth * 2, cudaMemcpyHostToDevice));
+    check(cudaStreamSynchronize(nullptr));
+    run();
+  }
+  ~SplitSums() override { sim::set_blas_delays({}); }
+
+  float run() {
+    Gemm g;
+    g.m = 1, g.n = 1, g.k = kDepth;
+    g.a = a_.data(), g.b = b_.data(), g.d = d_.data();
+    g.output = GetParam();
+    fixture_.blas().run(g, fixture_.stream().get());
+    fixture_.stream().synchronize();
+    uint32_t bits = 0;
+    check(cudaMemcpy(&bits, d_.data(), static_cast<size_t>(size_of(GetParam())), cudaMemcpyDeviceToHost));
+    return std::bit_cast<float>(GetParam() == DType::kBf16 ? bits << 16 : bits);
+  }
+  GemmChoice tune_to_a_split() {
+    FastestCandidate::set_fastest(2);
+    return fixture_.blas().tune(fixture_.blas().shapes().at(0),
+                                {scratch_.data(), static_cast<size_t>(scratch_.bytes())},
+                                fixture_.stream().get());
+  }
+
+  DeviceMemory a_{kDepth * 2}, b_{kDepth * 2}, d_{4};
+  DeviceMemory scratch_{BlasLt::workspace_bytes() + (1 << 20)};
+  Fixture fixture_;
+};
+
+TEST_P(SplitSums, StayInFp32) {
+  ASSERT_EQ(tune_to_a_split().candidate, 2);
+  EXPECT_EQ(run(), 1.0f);
+}
+
+TEST_P(SplitSums, InTheOutputsTypeAreRefusedUnlessThatIsFp32) {
+  GemmChoice choice = tune_to_a_split();
+  for (const uint64_t scheme : {CUBLASLT_REDUCTION_SCHEME_INPLACE, CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE}) {
+    choice.algorithm[3] = scheme;  // as a file may have it
+    const std::optional<std::string> refusal = fixture_.blas().adopt(fixture_.blas().shapes().at(0), choice);
+    EXPECT_EQ(refusal.value_or("none"),
+              GetParam() == DType::kFp32
+                  ? "none"
+                  : "its reduction scheme, " + std::to_string(scheme) + ", rounds partial sums to bf16");
+    EXPECT_EQ(run(), 1.0f);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Outputs, SplitSums, ::testing::Values(DType::kBf16, DType::kFp32),
+                         [](const auto& info) { return std::string(name_of(info.param)); });
 
 class LimitedMultiprocessors : public FastestCandidate {
  protected:

@@ -5,7 +5,8 @@
 // on the host; inputs bf16 or fp32, outputs bf16 (of bf16 inputs) or fp32, the bias in D's type along D's
 // rows. Equal values give equal bits, whatever the thread, the stream and the alignment of the operands.
 // The heuristic offers up to three candidates, which add up k in one, two or three parts: their bits differ,
-// as a GPU's do. Those with parts are split-K, which the reduction schemes have to allow.
+// as a GPU's do. Those with parts are split-K, which the reduction schemes have to allow; of those allowed
+// they take the one that is worst for the result, which keeps the sum of the parts in D's type if it may.
 //
 // Stricter than the vendor where it helps: a matmul whose pointers are less aligned than the heuristic was
 // told is CUBLAS_STATUS_NOT_SUPPORTED instead of a misaligned access; a target of 0 multiprocessors, or more
@@ -64,6 +65,10 @@ typedef enum {
   CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES = 8,
 } cublasLtMatmulPreferenceAttributes_t;
 
+typedef enum {
+  CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME = 3,
+} cublasLtMatmulAlgoConfigAttributes_t;
+
 typedef struct cublasLtContext* cublasLtHandle_t;
 typedef struct cublasLtMatmulDescOpaque_t* cublasLtMatmulDesc_t;
 typedef struct cublasLtMatrixLayoutOpaque_t* cublasLtMatrixLayout_t;
@@ -117,6 +122,10 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t lightHandle, cublasLtMat
                                        cublasLtMatrixLayout_t Cdesc, cublasLtMatrixLayout_t Ddesc,
                                        const cublasLtMatmulAlgo_t* algo,
                                        cublasLtMatmulHeuristicResult_t* result);
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attr, void* buf,
+                                                    size_t sizeInBytes, size_t* sizeWritten);
 
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t computeDesc,
                               const void* alpha, const void* A, cublasLtMatrixLayout_t Adesc, const void* B,
