@@ -17,7 +17,8 @@ using Recorded = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, DestroyReco
 }  // namespace
 
 Graph::Graph(cudaGraph_t recorded) {
-  check(cudaGraphInstantiate(&executable_, recorded, 0));
+  // Else all of it runs with the priority of the stream of the launch, and collectives no longer go first.
+  check(cudaGraphInstantiate(&executable_, recorded, cudaGraphInstantiateFlagUseNodePriority));
 }
 
 Graph Graph::capture(cudaStream_t stream, const std::function<void()>& work) {

@@ -30,8 +30,9 @@ class Graph {
   Graph(const Graph&) = delete;
   Graph& operator=(const Graph&) = delete;
 
-  /// Runs the work once more: after what is on `stream`, which need not be the captured one, and after the
-  /// launch before, and before what `stream` gets later. Does not block. Throws DeviceError.
+  /// Runs the work once more, with the priorities of the streams that were captured: after what is on
+  /// `stream`, which need not be the captured one, and after the launch before, and before what `stream` gets
+  /// later. Does not block. Throws DeviceError.
   void launch(cudaStream_t stream) const;
 
  private:

@@ -57,6 +57,10 @@ void record_communicator(const std::string& name, const CommunicatorConfig& conf
   with_counters([&](Counters& counters) { counters.communicators[name] = config; });
 }
 
+void count_window(const std::string& communicator) {
+  with_counters([&](Counters& counters) { ++counters.windows[communicator]; });
+}
+
 void count_memory(int64_t bytes) {
   with_counters([&](Counters& counters) {
     counters.allocated_bytes += bytes;
@@ -70,6 +74,10 @@ void count_allocation() {
 
 void count_object() {
   with_counters([](Counters& counters) { ++counters.objects; });
+}
+
+void count_node_priority_graph() {
+  with_counters([](Counters& counters) { ++counters.node_priority_graphs; });
 }
 
 void count_host_wait() {

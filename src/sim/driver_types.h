@@ -73,6 +73,12 @@ enum cudaDeviceAttr {
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
 };
 
+enum cudaDriverEntryPointQueryResult {
+  cudaDriverEntryPointSuccess = 0,
+  cudaDriverEntryPointSymbolNotFound = 1,
+  cudaDriverEntryPointVersionNotSufficent = 2,
+};
+
 enum cudaFuncAttribute {
   cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
   cudaFuncAttributePreferredSharedMemoryCarveout = 9,
@@ -87,6 +93,8 @@ inline constexpr unsigned cudaEventRecordDefault = 0x0;
 inline constexpr unsigned cudaEventRecordExternal = 0x1;
 inline constexpr unsigned cudaEventWaitDefault = 0x0;
 inline constexpr unsigned cudaEventWaitExternal = 0x1;
+inline constexpr unsigned long long cudaEnableDefault = 0x0;
+inline constexpr unsigned cudaGraphInstantiateFlagUseNodePriority = 8;
 inline constexpr unsigned cudaHostAllocDefault = 0x0;
 inline constexpr unsigned cudaHostAllocPortable = 0x1;
 

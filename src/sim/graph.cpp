@@ -164,7 +164,8 @@ cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph, unsigned long long flags) {
   if (executable == nullptr || !scheduler().exists(graph)) return finish(cudaErrorInvalidValue);
-  if (flags != 0) return finish(cudaErrorNotSupported);
+  if ((flags & ~uint64_t{cudaGraphInstantiateFlagUseNodePriority}) != 0) return finish(cudaErrorNotSupported);
+  if (flags == cudaGraphInstantiateFlagUseNodePriority) sim::count_node_priority_graph();
   *executable = scheduler().instantiate(graph);
   return finish();
 }

@@ -17,6 +17,9 @@
 #include "cuda/stream.h"
 #include "kernels/cast.h"
 #include "kernels/silu.h"
+#if !defined(CUDART_VERSION)
+#include "sim/counters.h"
+#endif
 
 namespace minillm::cuda {
 namespace {
@@ -152,6 +155,17 @@ TEST(Graph, LaunchesFollowEachOtherWithoutTheHost) {
   stream.synchronize();
   EXPECT_EQ(number.read(), 301);
 }
+
+#if !defined(CUDART_VERSION)
+TEST(Graph, KeepsThePrioritiesOfTheStreams) {
+  const Stream stream;
+  Number number;
+  number.grow(stream.get());
+  const int64_t before = sim::counters().node_priority_graphs;
+  const Graph graph = Graph::capture(stream.get(), [&] { number.grow(stream.get()); });
+  EXPECT_EQ(sim::counters().node_priority_graphs, before + 1);
+}
+#endif
 
 TEST(Graph, MayBeMoved) {
   const Stream stream;

@@ -45,6 +45,10 @@ cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer);
 cudaError_t cudaDeviceSynchronize();
 cudaError_t cudaDriverGetVersion(int* version);
 cudaError_t cudaRuntimeGetVersion(int* version);
+/// Of the functions in cuda.h, whatever version is asked for.
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned version,
+                                             unsigned long long flags,
+                                             cudaDriverEntryPointQueryResult* found = nullptr);
 
 // --- memory -----------------------------------------------------------------------------------------------
 /// Fresh memory is filled with 0xFF: NaN in every float type, -1 in every integer type.
@@ -109,7 +113,8 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
                                      unsigned long long* id = nullptr);
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode);
-/// cudaErrorNotSupported with flags. An executable graph has a thread, or in seeded mode a queue, per
+/// cudaErrorNotSupported with flags other than cudaGraphInstantiateFlagUseNodePriority, which is counted for
+/// tests (priorities mean nothing here). An executable graph has a thread, or in seeded mode a queue, per
 /// captured stream.
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* executable, cudaGraph_t graph,
                                  unsigned long long flags = 0);
