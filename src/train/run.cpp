@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 
+#include "comm/affinity.h"
 #include "comm/failure.h"
 #include "comm/watchdog.h"
 #include "core/error.h"
@@ -86,10 +87,12 @@ config::Config with_chosen_policy(const config::Config& config, comm::Bootstrap&
   return chosen;
 }
 
-/// What is about to run, how collectives travel, and what the device holds beside the plan.
+/// What is about to run, how collectives travel, what the device holds beside the plan, and `binding`, a
+/// warning or empty.
 void print_start(const config::Config& config, const Trainer& trainer, const data::TokenSource& source,
-                 int world) {
+                 int world, const std::string& binding) {
   std::cout << start_line(config, trainer, source, world) << "\n";
+  if (!binding.empty()) std::cout << binding << "\n";
   for (const comm::Communicator* communicator : trainer.communicators())
     std::cout << communicator->describe() << "\n";
   const cuda::DeviceCapacity capacity = cuda::device_capacity();
@@ -200,7 +203,8 @@ void run_together(const config::Config& given, comm::Bootstrap& bootstrap, const
   const config::Config config = with_chosen_policy(given, bootstrap);
   Trainer trainer(config, bootstrap, {.watchdog = &watchdog});
   comm::or_end_job(bootstrap, [&] {
-    if (bootstrap.rank() == 0) print_start(config, trainer, *source, bootstrap.size());
+    const std::string binding = comm::affinity_warning(bootstrap);
+    if (bootstrap.rank() == 0) print_start(config, trainer, *source, bootstrap.size(), binding);
     reporter.start_clock();
     train(trainer, config, *source, bootstrap, watchdog, [&](int64_t number, const StepResult& result) {
       reporter.report(number, result);
