@@ -73,18 +73,23 @@ Arena::Arena(Bootstrap& bootstrap, int64_t bytes, std::vector<Communicator*> com
   }
 }
 
+// Ranks of other groups take part in the agreement, also those whose group wants no window.
 void Arena::register_with(Bootstrap& bootstrap, Communicator& communicator, Watchdog* watchdog) {
   ncclWindow_t window = nullptr;
-  std::string failure = text_of(ncclCommWindowRegister(communicator.comm_, data(), narrow<size_t>(bytes()),
-                                                       &window, NCCL_WIN_COLL_SYMMETRIC));
-  if (failure.empty() && window == nullptr) failure = "NCCL has no windows for these devices";
+  std::string failure;
+  if (choose_path(communicator.facts_).window) {
+    failure = text_of(ncclCommWindowRegister(communicator.comm_, data(), narrow<size_t>(bytes()), &window,
+                                             NCCL_WIN_COLL_SYMMETRIC));
+    if (failure.empty() && window == nullptr) failure = "NCCL has no windows for these devices";
+  }
   if (watchdog != nullptr) watchdog->progress();
   std::optional<InnerPhase> phase;
   if (!failure.empty()) phase.emplace(watchdog, after_refusal(watchdog, failure));
   communicator.facts_.no_window = agree(bootstrap, "ncclCommWindowRegister", failure);
+  if (window == nullptr) return;
   if (communicator.facts_.no_window.empty())
     windows_.push_back({&communicator, window});
-  else if (window != nullptr)
+  else
     (void)ncclCommWindowDeregister(communicator.comm_, window);
 }
 

@@ -23,8 +23,9 @@ class Arena {
   Arena() = default;
   /// Collective over all ranks of `bootstrap`; `bytes` is the same on all. The communicators outlive the
   /// arena and are given in one order on all ranks; null ones are ignored. Without any of several ranks, or
-  /// where NCCL refuses, the memory is cudaMalloc's or no window: Communicator::describe() says why. Throws
-  /// CommunicationError when `bytes` differ, MemoryError when the device has not enough.
+  /// where NCCL refuses or a window would do harm (path.h), the memory is cudaMalloc's or no window of the
+  /// communicator: Communicator::describe() says why. Throws CommunicationError when `bytes` differ,
+  /// MemoryError when the device has not enough.
   ///
   /// A rank that is refused a window cannot tell whether the others are, too, or wait for it inside NCCL:
   /// then `watchdog` ends the job soon, with what was refused.

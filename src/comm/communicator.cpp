@@ -34,12 +34,12 @@ void launch_in_issue_order() {
   (void)setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", /*overwrite=*/0);
 }
 
-ncclConfig_t nccl_config(const std::string& name, const Communicator::Options& options) {
+ncclConfig_t nccl_config(const std::string& name, int max_ctas, bool zero_ctas) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 1;
   config.commName = name.c_str();
-  if (options.max_ctas != 0) config.maxCTAs = options.max_ctas;
-  if (options.zero_ctas) config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
+  if (max_ctas != 0) config.maxCTAs = max_ctas;
+  if (zero_ctas) config.CTAPolicy = NCCL_CTA_POLICY_ZERO;
   return config;
 }
 
@@ -51,16 +51,12 @@ Communicator::Communicator(Bootstrap& bootstrap, const Options& options) : name_
       options.group.count > 0 ? options.group : Group{.first = 0, .stride = 1, .count = bootstrap.size()};
   const std::vector<Introduction> all = introduce(bootstrap, name_, group);
   rank_ = group.position_of(bootstrap.rank());
-  facts_.ranks = group.count;
-  facts_.nodes = count_nodes(all, group);
+  facts_ = facts_of(all, group);
   facts_.peer_access = bootstrap.max(reaches_peers(all, group, bootstrap.rank()) ? 0 : 1) == 0;
-  check(ncclGetVersion(&facts_.nccl_version), name_, "ncclGetVersion", nullptr);
-  cuda::check(cudaDriverGetVersion(&facts_.driver_version));
-  facts_.disabled_by = windows_disabled_by();
   facts_.no_window = "no arena is registered";
   facts_.zero_ctas = options.zero_ctas;
   facts_.max_ctas = options.max_ctas;
-  ncclConfig_t config = nccl_config(name_, options);
+  ncclConfig_t config = nccl_config(name_, options.max_ctas, choose_path(facts_).zero_ctas);
   check(ncclCommInitRankConfig(&comm_, group.count, all[group.first].id, rank_, &config), name_,
         "ncclCommInitRankConfig", nullptr);
 }
@@ -80,6 +76,7 @@ void Communicator::all_gather(void* full, const void* shard, int64_t count, DTyp
 
 void Communicator::reduce_scatter(void* shard, const void* full, int64_t count, DType dtype,
                                   cudaStream_t stream) {
+  require_sums();
   check(ncclReduceScatter(full, shard, narrow<size_t>(count), nccl_type(dtype), ncclSum, comm_, stream),
         name_, describe_call("ncclReduceScatter", count, dtype), comm_);
   traffic_.reduce_scatter_calls++;
@@ -87,10 +84,17 @@ void Communicator::reduce_scatter(void* shard, const void* full, int64_t count, 
 }
 
 void Communicator::all_reduce(float* values, int64_t count, cudaStream_t stream) {
+  require_sums();
   check(ncclAllReduce(values, values, narrow<size_t>(count), ncclFloat32, ncclSum, comm_, stream), name_,
         describe_call("ncclAllReduce", count, DType::kFp32), comm_);
   traffic_.all_reduce_calls++;
   traffic_.all_reduce_bytes += int64_t{2} * (size() - 1) * count * minillm::size_of(DType::kFp32) / size();
+}
+
+// Its window is there for copies. Kernels of some versions of NCCL are better kept out of it.
+void Communicator::require_sums() const {
+  if (facts_.zero_ctas)
+    throw InternalError("communicator " + name_ + " was made for gathers by copy engines and makes no sums");
 }
 
 void Communicator::fuse(const std::function<void()>& calls) {
@@ -105,7 +109,7 @@ void Communicator::fuse(const std::function<void()>& calls) {
 }
 
 std::string Communicator::describe() const {
-  return name_ + ": " + describe_path(facts_);
+  return name_ + ": " + choose_path(facts_).text;
 }
 
 std::string Communicator::asynchronous_error() const {

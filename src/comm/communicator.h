@@ -38,8 +38,9 @@ class Communicator {
     std::string name;  ///< in errors, and in NCCL's logs
     Group group = {};  ///< this rank's; of no ranks: all ranks of the bootstrap
     int max_ctas = 0;  ///< thread blocks that NCCL's kernels may take, 1 to 64; 0: NCCL's choice
-    /// Asks for all-gathers by copy engines, which need both buffers in an Arena; others run as kernels. NCCL
-    /// allows such a communicator's collectives in captured graphs or outside of them, not both.
+    /// Asks for all-gathers by copy engines, where NCCL has no fault in them (path.h); they need both buffers
+    /// in an Arena. There are no sums by copy engines, and the communicator makes none. NCCL allows its
+    /// gathers in captured graphs or outside of them, not both.
     bool zero_ctas = false;
   };
 
@@ -74,12 +75,15 @@ class Communicator {
 
   /// "name: " and the way that NCCL moves its data, with the reason where it is not the fastest (path.h).
   std::string describe() const;
+  const PathFacts& facts() const { return facts_; }
 
   /// The error of a collective that failed after it was issued, or an empty string. For the watchdog.
   std::string asynchronous_error() const;
 
  private:
   friend class Arena;  // registers windows
+
+  void require_sums() const;
 
   std::string name_;
   PathFacts facts_;

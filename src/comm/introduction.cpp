@@ -3,26 +3,56 @@
 #include <cuda_runtime.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <set>
 #include <string_view>
 
 #include "core/checked.h"
 #include "core/error.h"
 #include "cuda/check.h"
+#include "cuda/device.h"
 
 namespace minillm::comm {
 namespace {
 
+template <size_t size>
+void copy(char (&to)[size], const std::string& from) {
+  std::strncpy(to, from.c_str(), size - 1);
+}
+
 void fill_in_place(Introduction& mine) {
   if (const char* id = std::getenv("NCCL_HOSTID"))
-    std::strncpy(mine.node, id, sizeof mine.node - 1);
+    copy(mine.node, id);
   else
     (void)gethostname(mine.node, sizeof mine.node - 1);
   int device = 0;
   cuda::check(cudaGetDevice(&device));
   cuda::check(cudaDeviceGetPCIBusId(mine.device, sizeof mine.device, device));
+}
+
+void fill_in_abilities(Introduction& mine) {
+  (void)ncclGetVersion(&mine.nccl_version);
+  cuda::check(cudaDriverGetVersion(&mine.driver_version));
+  mine.compute_capability = cuda::compute_capability();
+  mine.virtual_memory = cuda::has_virtual_memory_management();
+  copy(mine.windows_off_by, windows_off_by());
+  copy(mine.copy_engines_off_by, copy_engines_off_by());
+}
+
+/// As NCCL divides ranks into teams: what divides the lengths of all rows of ranks on one machine.
+int count_node_ranks(std::span<const Introduction> all, const Group& group) {
+  int divisor = 0, row = 0;
+  for (int position = 0; position < group.count; ++position) {
+    const char* const node = all[group.rank_at(position)].node;
+    ++row;
+    if (position + 1 < group.count && std::strcmp(all[group.rank_at(position + 1)].node, node) == 0) continue;
+    divisor = std::gcd(divisor, row);
+    row = 0;
+  }
+  return divisor;
 }
 
 std::string text_of(const Group& group) {
@@ -60,6 +90,7 @@ std::vector<Introduction> introduce(Bootstrap& bootstrap, const std::string& nam
   Introduction mine{.group = group};
   if (bootstrap.rank() == group.first) mine.id_result = ncclGetUniqueId(&mine.id);
   fill_in_place(mine);
+  fill_in_abilities(mine);
   std::vector<Introduction> all(static_cast<size_t>(bootstrap.size()));
   bootstrap.gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
   bootstrap.broadcast(std::as_writable_bytes(std::span(all)));
@@ -71,10 +102,25 @@ std::vector<Introduction> introduce(Bootstrap& bootstrap, const std::string& nam
   return all;
 }
 
-int count_nodes(std::span<const Introduction> all, const Group& group) {
+PathFacts facts_of(std::span<const Introduction> all, const Group& group) {
+  const Introduction& first = all[group.first];
+  PathFacts facts{.ranks = group.count,
+                  .node_ranks = count_node_ranks(all, group),
+                  .nccl_version = first.nccl_version,
+                  .driver_version = first.driver_version};
   std::set<std::string_view> nodes;
-  for (int position = 0; position < group.count; ++position) nodes.insert(all[group.rank_at(position)].node);
-  return narrow<int>(nodes.size());
+  for (int position = 0; position < group.count; ++position) {
+    const Introduction& member = all[group.rank_at(position)];
+    nodes.insert(member.node);
+    facts.nccl_version = std::min(facts.nccl_version, member.nccl_version);
+    facts.driver_version = std::min(facts.driver_version, member.driver_version);
+    facts.compute_capability = std::max(facts.compute_capability, member.compute_capability);
+    facts.virtual_memory &= member.virtual_memory;
+    if (facts.windows_off_by.empty()) facts.windows_off_by = member.windows_off_by;
+    if (facts.copy_engines_off_by.empty()) facts.copy_engines_off_by = member.copy_engines_off_by;
+  }
+  facts.nodes = narrow<int>(nodes.size());
+  return facts;
 }
 
 bool reaches_peers(std::span<const Introduction> all, const Group& group, int rank) {

@@ -58,9 +58,34 @@ int64_t parse_memory(std::string_view text) {
 
 NcclMemory parse_nccl_memory(std::string_view text) {
   if (text == "windows") return NcclMemory::kWindows;
+  if (text == "local") return NcclMemory::kLocal;
   if (text == "no-windows") return NcclMemory::kNoWindows;
   if (text == "none") return NcclMemory::kNone;
-  reject("MINILLM_SIM_NCCL_MEMORY", text, "windows, no-windows, none");
+  reject("MINILLM_SIM_NCCL_MEMORY", text, "windows, local, no-windows, none");
+}
+
+/// The numbers between dots, each below 100, as one: "2.30.7" is 23007. Nothing when there are not `count`.
+std::optional<int> parse_version(std::string_view text, int count) {
+  int version = 0;
+  for (int i = 0; i < count; ++i) {
+    const size_t dot = i + 1 < count ? text.find('.') : text.size();
+    const auto number = parse_number(text.substr(0, dot));
+    if (dot == std::string_view::npos || !number || *number > 99) return std::nullopt;
+    version = version * 100 + static_cast<int>(*number);
+    text.remove_prefix(std::min(dot + 1, text.size()));
+  }
+  return version;
+}
+
+int parse_nccl_version(std::string_view text) {
+  if (const auto version = parse_version(text, 3)) return *version;
+  reject("MINILLM_SIM_NCCL_VERSION", text, "X.Y.Z, such as 2.30.7");
+}
+
+int parse_compute_capability(std::string_view text) {
+  const auto version = parse_version(text, 2);
+  if (version && *version % 100 < 10) return *version / 100 * 10 + *version % 100;
+  reject("MINILLM_SIM_COMPUTE_CAPABILITY", text, "MAJOR.MINOR, such as 9.0");
 }
 
 int parse_workers(std::string_view text) {
@@ -85,6 +110,10 @@ Settings from_environment() {
   if (const char* streams = variable("MINILLM_SIM_STREAMS")) settings.streams = parse_streams(streams);
   if (const char* memory = variable("MINILLM_SIM_MEMORY")) settings.memory_bytes = parse_memory(memory);
   if (const char* nccl = variable("MINILLM_SIM_NCCL_MEMORY")) settings.nccl_memory = parse_nccl_memory(nccl);
+  if (const char* version = variable("MINILLM_SIM_NCCL_VERSION"))
+    settings.nccl_version = parse_nccl_version(version);
+  if (const char* capability = variable("MINILLM_SIM_COMPUTE_CAPABILITY"))
+    settings.compute_capability = parse_compute_capability(capability);
   if (const char* delay = variable("MINILLM_SIM_DELAY")) {
     settings.delay_seed = parse_number(delay);
     if (!settings.delay_seed) reject("MINILLM_SIM_DELAY", delay, "a number");
@@ -132,6 +161,10 @@ void set_delay(std::optional<uint64_t> seed) {
 
 void set_nccl_memory(std::string_view support) {
   set(&Settings::nccl_memory, parse_nccl_memory(support));
+}
+
+void set_nccl_version(std::string_view version) {
+  set(&Settings::nccl_version, parse_nccl_version(version));
 }
 
 void set_streams(std::string_view mode) {

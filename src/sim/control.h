@@ -21,8 +21,9 @@ struct Streams {
   uint64_t seed = 0;
 };
 
-/// What NCCL does for memory: everything; refuses windows; refuses to allocate.
-enum class NcclMemory { kWindows, kNoWindows, kNone };
+/// What NCCL does for memory: everything; registers it locally only, as the device has no virtual memory
+/// management; refuses windows; refuses to allocate.
+enum class NcclMemory { kWindows, kLocal, kNoWindows, kNone };
 
 struct Settings {
   /// MINILLM_SIM_WORKERS: threads that a stream spreads a kernel's blocks over; default: cores / ranks on
@@ -42,8 +43,13 @@ struct Settings {
   int64_t memory_bytes = 80'000'000'000;
   /// MINILLM_SIM_DELAY: seed of random short sleeps before operations in `threads` mode.
   std::optional<uint64_t> delay_seed;
-  /// MINILLM_SIM_NCCL_MEMORY, windows | no-windows | none: as on machines that cannot do more.
+  /// MINILLM_SIM_NCCL_MEMORY, windows | local | no-windows | none: as on machines that cannot do more.
   NcclMemory nccl_memory = NcclMemory::kWindows;
+  /// MINILLM_SIM_NCCL_VERSION, X.Y.Z: what ncclGetVersion tells, X * 10000 + Y * 100 + Z. The default has
+  /// none of the faults that comm/path.h knows.
+  int nccl_version = 23102;
+  /// MINILLM_SIM_COMPUTE_CAPABILITY, MAJOR.MINOR: ten times the first plus the second.
+  int compute_capability = 90;
 };
 
 /// What is in force.
@@ -59,6 +65,7 @@ void set_streams(std::string_view mode);
 void set_memory(int64_t bytes);
 void set_delay(std::optional<uint64_t> seed);
 void set_nccl_memory(std::string_view support);
+void set_nccl_version(std::string_view version);
 
 /// Forgets a kernel's or host function's failure, which CUDA cannot: for tests that plant one.
 void clear_failure();

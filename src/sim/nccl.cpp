@@ -13,6 +13,7 @@
 #include "sim/nccl_group.h"
 #include "sim/nccl_reduce.h"
 #if !defined(CUDART_VERSION)  // the simulated device
+#include "sim/control.h"
 #include "sim/counters.h"
 #include "sim/device.h"
 #endif
@@ -54,7 +55,17 @@ void require(bool condition, const std::string& text) {
 void count_for_tests(const Call&, cudaStream_t) {}
 void count_group_for_tests() {}
 void record_for_tests(const ncclComm&, const ncclConfig_t&) {}
+void count_window_for_tests(const ncclComm&) {}
+int reported_version() {
+  return NCCL_VERSION(2, 31, 2);
+}
 #else
+void count_window_for_tests(const ncclComm& comm) {
+  sim::count_window(comm.name());
+}
+int reported_version() {
+  return sim::settings().nccl_version;
+}
 void count_for_tests(const Call& call, cudaStream_t stream) {
   const int64_t bytes = call.count * nccl_over_mpi::size_of(static_cast<ncclDataType_t>(call.type));
   const char* name = nccl_over_mpi::name_of(call.collective);
@@ -158,6 +169,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t comm, void* buffer, size_t bytes,
   return guarded([&] {
     require(comm && window, "ncclCommWindowRegister: a pointer is null");
     *window = comm->register_window(buffer, static_cast<int64_t>(bytes), flags);
+    count_window_for_tests(*comm);
   });
 }
 
@@ -171,7 +183,7 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t comm, ncclWindow_t window) {
 ncclResult_t ncclGetVersion(int* version) {
   return guarded([&] {
     require(version != nullptr, "ncclGetVersion: the pointer is null");
-    *version = NCCL_VERSION_CODE;
+    *version = reported_version();
   });
 }
 

@@ -29,7 +29,8 @@ bool can_allocate() {
   return sim::settings().nccl_memory != sim::NcclMemory::kNone;
 }
 bool can_register() {
-  return sim::settings().nccl_memory == sim::NcclMemory::kWindows;
+  const sim::NcclMemory memory = sim::settings().nccl_memory;
+  return memory == sim::NcclMemory::kWindows || memory == sim::NcclMemory::kLocal;
 }
 #endif
 

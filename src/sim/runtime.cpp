@@ -24,7 +24,6 @@ constexpr size_t kSharedBytesPerBlock = 48 << 10;
 constexpr size_t kSharedBytesPerBlockOptin = 227 << 10;
 constexpr int kMultiprocessors = 16;
 constexpr int kThreadsPerMultiprocessor = 2048;
-constexpr int kComputeMajor = 9, kComputeMinor = 0;
 constexpr int kRuntimeVersion = 13000;
 constexpr const char* kBusId = "0000:00:00.0";
 
@@ -154,8 +153,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->maxThreadsPerBlock = 1024;
   properties->maxThreadsPerMultiProcessor = sim::kThreadsPerMultiprocessor;
   properties->multiProcessorCount = sim::kMultiprocessors;
-  properties->major = sim::kComputeMajor;
-  properties->minor = sim::kComputeMinor;
+  properties->major = sim::settings().compute_capability / 10;
+  properties->minor = sim::settings().compute_capability % 10;
   properties->l2CacheSize = 32 << 20;
   properties->memoryBusWidth = 512;
   return finish();

@@ -93,8 +93,12 @@ void print_start(const config::Config& config, const Trainer& trainer, const dat
                  int world, const std::string& binding) {
   std::cout << start_line(config, trainer, source, world) << "\n";
   if (!binding.empty()) std::cout << binding << "\n";
-  for (const comm::Communicator* communicator : trainer.communicators())
+  std::string remark;
+  for (const comm::Communicator* communicator : trainer.communicators()) {
     std::cout << communicator->describe() << "\n";
+    if (config.train.cuda_graph && remark.empty()) remark = comm::graph_remark(communicator->facts());
+  }
+  if (!remark.empty()) std::cout << "warning: " << remark << "\n";
   const cuda::DeviceCapacity capacity = cuda::device_capacity();
   std::cout << capacity.total - capacity.free - trainer.memory().bytes
             << " bytes of the device are in use outside the plan (context, libraries, other processes)"

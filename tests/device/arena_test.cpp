@@ -114,7 +114,7 @@ TEST_F(ArenaOfRanks, TooMuchIsAnErrorOfMemory) {
 std::pair<std::string, std::string> paths(const Communicator& gather, const Communicator& reduce) {
   const auto path = [](const Communicator& communicator) {
     const std::string text = communicator.describe(), name = communicator.name() + ": ";
-    const std::string version = " (NCCL 2.28.9)";
+    const std::string version = " (NCCL 2.31.2)";
     EXPECT_TRUE(text.starts_with(name) && text.ends_with(version)) << text;
     return text.substr(name.size(), text.size() - name.size() - version.size());
   };
@@ -128,7 +128,7 @@ std::pair<std::string, std::string> without_windows(const std::string& reason) {
 
 TEST_F(ArenaOfRanks, MakesTheCommunicatorsUseWindows) {
   if (job()->size() == 1) {
-    EXPECT_EQ(gather.describe(), "gather: one rank, nothing is sent (NCCL 2.28.9)");
+    EXPECT_EQ(gather.describe(), "gather: one rank, nothing is sent (NCCL 2.31.2)");
     return;
   }
   EXPECT_EQ(paths(gather, reduce), without_windows("no arena is registered"));
@@ -182,7 +182,89 @@ TEST_F(ArenaOfRanks, FallsBackWhereNcclRefusesTheWindow) {
     EXPECT_NE(path.find("MINILLM_SIM_NCCL_MEMORY is no-windows"), std::string::npos) << path;
   }
 }
+
+/// Local handles are no symmetric windows, which NCCL does not tell.
+TEST(Arenas, OfADeviceWithoutVirtualMemoryManagementAreNoSymmetricWindow) {
+  if (job()->size() == 1) GTEST_SKIP() << "for several ranks";
+  const Refusal refusal("local");
+  Communicator gather(*job(), {.name = "gather", .zero_ctas = true});
+  Communicator reduce(*job(), {.name = "reduce", .max_ctas = 16});
+  const Arena arena(*job(), 2 * full_bytes(), {&gather, &reduce});
+  EXPECT_EQ(paths(gather, reduce), without_windows("a device has no virtual memory management"));
+  expect_collectives_work(gather, reduce, arena);
+}
+
+/// NCCL is of another version while it lives.
+class Version {
+ public:
+  explicit Version(const char* version) { sim::set_nccl_version(version); }
+  ~Version() { sim::set_nccl_version("2.31.2"); }
+};
+
+/// On the simulated device of compute capability 9.0.
+TEST(Arenas, KeepClearOfTheFaultsOfNccl) {
+  const int size = job()->size();
+  struct Expected {
+    const char* version;
+    bool kernels_in_windows, copies_of_two;
+  };
+  for (const auto& [version, kernels_in_windows, copies_of_two] : {Expected{"2.28.9", false, true},
+                                                                   {"2.29.7", false, false},
+                                                                   {"2.30.6", false, false},
+                                                                   {"2.30.7", true, false},
+                                                                   {"2.31.1", true, false},
+                                                                   {"2.31.2", true, true}}) {
+    SCOPED_TRACE(version);
+    const Version faulty(version);
+    const bool copies = size != 2 || copies_of_two;
+    sim::reset_counters();
+    Communicator gather(*job(), {.name = "gather", .zero_ctas = true});
+    Communicator reduce(*job(), {.name = "reduce"});
+    const Arena arena(*job(), 2 * full_bytes(), {&gather, &reduce});
+    sim::Counters counters = sim::counters();
+    EXPECT_EQ(counters.communicators["gather"].cta_policy,
+              copies ? NCCL_CTA_POLICY_ZERO : NCCL_CONFIG_UNDEF_INT);
+    EXPECT_EQ(counters.windows["gather"], size > 1 && (copies || kernels_in_windows));
+    EXPECT_EQ(counters.windows["reduce"], size > 1 && kernels_in_windows);
+    if (size > 1) {
+      EXPECT_EQ(gather.describe().starts_with("gather: copy engines in symmetric windows"), copies)
+          << gather.describe();
+      EXPECT_EQ(reduce.describe().starts_with("reduce: NCCL's kernels in symmetric windows"),
+                kernels_in_windows)
+          << reduce.describe();
+    }
+    expect_collectives_work(gather, reduce, arena);
+  }
+}
+
+/// The first pair of ranks shares a node, the second does not: one group wants a window and the other none.
+TEST(Arenas, MayBeAWindowOfOneGroupAndNotOfAnother) {
+  if (job()->size() != 4) GTEST_SKIP() << "for four ranks";
+  const Version faulty("2.28.9");
+  setenv("NCCL_HOSTID", job()->rank() == 3 ? "b" : "a", 1);
+  sim::reset_counters();
+  Communicator gather(*job(),
+                      {.name = "gather", .group = shard_group(job()->rank(), 4, 2), .zero_ctas = true});
+  unsetenv("NCCL_HOSTID");
+  const Arena arena(*job(), full_bytes(), {&gather});
+  const bool copies = job()->rank() < 2;
+  EXPECT_EQ(sim::counters().windows["gather"], copies);
+  EXPECT_EQ(gather.describe(),
+            copies
+                ? "gather: copy engines in symmetric windows (NCCL 2.28.9)"
+                : "gather: NCCL's kernels; no copy engines: the ranks are on 2 nodes, they have to be on one "
+                  "(NCCL 2.28.9)");
+}
 #endif
+
+TEST(Arenas, ACommunicatorForCopyEnginesMakesNoSums) {
+  Communicator gather(*job(), {.name = "gather", .zero_ctas = true});
+  const Arena arena(*job(), 2 * full_bytes(), {&gather});
+  const cuda::Stream stream;
+  EXPECT_THROW(gather.all_reduce(floats(arena, 0), 1, stream.get()), InternalError);
+  EXPECT_THROW(gather.reduce_scatter(floats(arena, 0), floats(arena, 0), 1, DType::kFp32, stream.get()),
+               InternalError);
+}
 
 }  // namespace
 }  // namespace minillm::comm

@@ -1,4 +1,6 @@
-// Stand-in for NCCL: collectives over MPI, under the names and values of the vendor's header (2.28).
+// Stand-in for NCCL: collectives over MPI, under the names and values of the vendor's header (2.28). The
+// version that ncclGetVersion tells is that of a library without known faults, or what a test wants
+// (sim/control.h).
 //
 // Built without MPI (MINILLM_WITH_MPI not defined) only communicators of one rank exist. With MPI, which has
 // to provide MPI_THREAD_MULTIPLE, a communicator spans any ranks of MPI_COMM_WORLD in any order; those of
