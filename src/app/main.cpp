@@ -1,3 +1,4 @@
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 
@@ -8,6 +9,13 @@
 namespace minillm::app {
 namespace {
 
+/// Streams beyond the number of connections share one, and what is in one waits for what is before it, also
+/// of other streams: the default of 8 is fewer than a step's streams and NCCL's. CUDA reads it when it is
+/// initialised, which MPI may do.
+void ask_for_connections() {
+  (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", /*overwrite=*/0);
+}
+
 /// Prints the error and ends all ranks.
 int fail(Process& process, const std::exception& error) {
   if (process.bootstrap && process.bootstrap->size() > 1) comm::end_job(*process.bootstrap, error);
@@ -17,6 +25,7 @@ int fail(Process& process, const std::exception& error) {
 }
 
 int run(int argc, char** argv) {
+  ask_for_connections();
   Process process{argc, argv, nullptr};
   try {
     run_command_line(process);

@@ -101,6 +101,15 @@ int default_workers() {
   return static_cast<int>(std::clamp<uint64_t>(share, 1, 256));
 }
 
+/// The device is about to be used, the last moment at which CUDA's variables mean something.
+void check_connections(const char* wanted) {
+  const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
+  if (wanted != nullptr && (connections == nullptr || std::string_view(connections) != wanted))
+    throw std::invalid_argument(
+        std::string("MINILLM_SIM_CONNECTIONS is '") + wanted + "', but CUDA_DEVICE_MAX_CONNECTIONS is " +
+        (connections ? std::string("'") + connections + "'" : "not set") + " when the device is first used");
+}
+
 Settings from_environment() {
   Settings settings;
   const auto variable = [](const char* name) { return std::getenv(name); };
@@ -114,6 +123,7 @@ Settings from_environment() {
     settings.nccl_version = parse_nccl_version(version);
   if (const char* capability = variable("MINILLM_SIM_COMPUTE_CAPABILITY"))
     settings.compute_capability = parse_compute_capability(capability);
+  check_connections(variable("MINILLM_SIM_CONNECTIONS"));
   if (const char* delay = variable("MINILLM_SIM_DELAY")) {
     settings.delay_seed = parse_number(delay);
     if (!settings.delay_seed) reject("MINILLM_SIM_DELAY", delay, "a number");
