@@ -226,6 +226,8 @@ TEST(SeededScheduler, ModeCannotChangeUnderLivingStreams) {
   EXPECT_THROW(sim::set_order("backward"), std::invalid_argument);
   EXPECT_THROW(sim::set_workers(0), std::invalid_argument);
   EXPECT_THROW(sim::set_memory(0), std::invalid_argument);
+  for (const char* version : {"2.30", "2.30.7.1", "2.30.", "2.30.x", "2.100.7", ""})
+    EXPECT_THROW(sim::set_nccl_version(version), std::invalid_argument) << version;
 }
 
 }  // namespace
