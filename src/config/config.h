@@ -77,16 +77,21 @@ const char* name_of(Recompute mode);  ///< "none", "cheap" or "block"
 
 struct Memory {
   std::vector<Recompute> recompute = {Recompute::kCheap};  ///< of all blocks, or of each
-  int64_t limit = 0;  ///< bytes of the plan at most; 0: what the device has free
+  int64_t limit = 0;  ///< bytes of the plan at most; 0: what the device has free, less the reserve
+  /// Bytes of a device that the plan leaves to others of this process. NCCL's buffers are some hundred MB for
+  /// each of two or three communicators, kernels that load when they are first launched one or two hundred, a
+  /// captured step some tens.
+  int64_t reserve = 1'500'000'000;
 
   Recompute recompute_of(int64_t block) const {
     return recompute[recompute.size() == 1 ? 0 : static_cast<size_t>(block)];
   }
   /// `recompute` in a few words: "cheap", or by runs of blocks, "4x block, 8x cheap".
   std::string recompute_summary() const;
-  /// What a plan may take of a device with `device_bytes`.
+  /// What a plan may take of `device_bytes` of which nothing is in use yet.
   int64_t available(int64_t device_bytes) const {
-    return limit > 0 ? std::min(limit, device_bytes) : device_bytes;
+    const int64_t rest = std::max(device_bytes - reserve, int64_t{0});
+    return limit > 0 ? std::min(limit, rest) : rest;
   }
 };
 

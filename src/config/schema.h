@@ -184,7 +184,11 @@ void for_each_key(ConfigT&& config, Key&& key) {
       "functions); or "
       "blocks from their input");
   key("memory.limit", config.memory.limit, Integer{0, std::numeric_limits<int64_t>::max()},
-      "bytes that the plan may take on a device; 0: what is free");
+      "bytes that the plan may take on a device; 0: what is free, less memory.reserve");
+  key("memory.reserve", config.memory.reserve, Integer{0, std::numeric_limits<int64_t>::max()},
+      "bytes of a device's free memory that the plan leaves to what NCCL, the CUDA runtime and a captured "
+      "graph "
+      "take on top of it");
 
   auto& gemm = config.gemm;
   key("gemm.deterministic", gemm.deterministic, Boolean{},

@@ -7,7 +7,8 @@
 
 namespace minillm::cuda {
 
-/// Throws DeviceError naming the call's place and CUDA's message when `code` is not cudaSuccess.
+/// Throws DeviceError, or MemoryError where the device has no memory left, naming the call's place and CUDA's
+/// message when `code` is not cudaSuccess.
 void check(cudaError_t code, std::source_location where = std::source_location::current());
 
 }  // namespace minillm::cuda

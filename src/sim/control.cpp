@@ -45,15 +45,25 @@ Streams parse_streams(std::string_view text) {
   reject("MINILLM_SIM_STREAMS", text, "threads, seed:N, clock");
 }
 
-int64_t parse_memory(std::string_view text) {
+int64_t parse_bytes(const char* variable, std::string_view text, uint64_t least) {
   std::string_view digits = text;
   int shift = 0;
   for (const auto& [suffix, bits] : {std::pair{'K', 10}, {'M', 20}, {'G', 30}})
     if (text.ends_with(suffix)) shift = bits, digits.remove_suffix(1);
   const auto value = parse_number(digits);
-  if (!value || *value == 0 || *value > uint64_t{1} << (62 - shift))
-    reject("MINILLM_SIM_MEMORY", text, "a positive number of bytes, with suffix K, M or G if you like");
+  if (!value || *value < least || *value > uint64_t{1} << (62 - shift))
+    reject(variable, text,
+           least > 0 ? "a positive number of bytes, with suffix K, M or G if you like"
+                     : "a number of bytes, with suffix K, M or G if you like");
   return static_cast<int64_t>(*value << shift);
+}
+
+int64_t parse_memory(std::string_view text) {
+  return parse_bytes("MINILLM_SIM_MEMORY", text, 1);
+}
+
+int64_t parse_nccl_buffers(std::string_view text) {
+  return parse_bytes("MINILLM_SIM_NCCL_BUFFERS", text, 0);
 }
 
 NcclMemory parse_nccl_memory(std::string_view text) {
@@ -124,6 +134,8 @@ Settings from_environment() {
   if (const char* capability = variable("MINILLM_SIM_COMPUTE_CAPABILITY"))
     settings.compute_capability = parse_compute_capability(capability);
   check_connections(variable("MINILLM_SIM_CONNECTIONS"));
+  if (const char* bytes = variable("MINILLM_SIM_NCCL_BUFFERS"))
+    settings.nccl_buffer_bytes = parse_nccl_buffers(bytes);
   if (const char* delay = variable("MINILLM_SIM_DELAY")) {
     settings.delay_seed = parse_number(delay);
     if (!settings.delay_seed) reject("MINILLM_SIM_DELAY", delay, "a number");
@@ -175,6 +187,10 @@ void set_nccl_memory(std::string_view support) {
 
 void set_nccl_version(std::string_view version) {
   set(&Settings::nccl_version, parse_nccl_version(version));
+}
+
+void set_nccl_buffers(int64_t bytes) {
+  set(&Settings::nccl_buffer_bytes, parse_nccl_buffers(std::to_string(bytes)));
 }
 
 void set_streams(std::string_view mode) {

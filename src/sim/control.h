@@ -50,6 +50,9 @@ struct Settings {
   int nccl_version = 23102;
   /// MINILLM_SIM_COMPUTE_CAPABILITY, MAJOR.MINOR: ten times the first plus the second.
   int compute_capability = 90;
+  /// MINILLM_SIM_NCCL_BUFFERS: device memory in bytes, with suffixes as above, that each communicator of
+  /// several ranks takes for itself.
+  int64_t nccl_buffer_bytes = 0;
 };
 
 /// What is in force.
@@ -66,6 +69,7 @@ void set_memory(int64_t bytes);
 void set_delay(std::optional<uint64_t> seed);
 void set_nccl_memory(std::string_view support);
 void set_nccl_version(std::string_view version);
+void set_nccl_buffers(int64_t bytes);
 
 /// Forgets a kernel's or host function's failure, which CUDA cannot: for tests that plant one.
 void clear_failure();

@@ -4,6 +4,9 @@
 #include <cstring>
 
 #include "sim/nccl_reduce.h"
+#if !defined(CUDART_VERSION)  // the simulated device
+#include "sim/control.h"
+#endif
 
 using nccl_over_mpi::Call;
 using nccl_over_mpi::check;
@@ -67,6 +70,16 @@ class AllowedUnsafeCalls {
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
+#if defined(CUDART_VERSION)
+int64_t buffer_bytes() {
+  return 0;
+}
+#else
+int64_t buffer_bytes() {
+  return sim::settings().nccl_buffer_bytes;
+}
+#endif
+
 /// What a rank registers, sent between processes as bytes.
 struct Registration {
   int64_t bytes;
@@ -77,7 +90,13 @@ struct Registration {
 
 ncclComm::ncclComm(std::string name, int nranks, int rank, const ncclUniqueId& id)
     : name_(std::move(name)), rank_(rank), size_(nranks), windows_(name_) {
-  if (nranks > 1) transport_ = nccl_over_mpi::make_transport(nranks, rank, id);
+  if (nranks == 1) return;
+  transport_ = nccl_over_mpi::make_transport(nranks, rank, id);
+  if (const int64_t bytes = buffer_bytes(); bytes > 0) {
+    void* data = nullptr;
+    check(cudaMalloc(&data, bytes), "cudaMalloc of NCCL's buffers");
+    buffers_.reset(static_cast<std::byte*>(data));
+  }
 }
 
 ncclComm::~ncclComm() = default;

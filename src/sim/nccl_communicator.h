@@ -84,6 +84,10 @@ struct ncclComm {
   struct FreePinned {
     void operator()(std::byte* data) const { cudaFreeHost(data); }
   };
+  struct FreeDevice {
+    void operator()(std::byte* data) const { cudaFree(data); }
+  };
+  std::unique_ptr<std::byte, FreeDevice> buffers_;  ///< what NCCL keeps for itself: never touched
   std::vector<std::unique_ptr<std::byte, FreePinned>>
       staging_;  ///< pairs; the last one is in use, all stay valid
   int64_t staging_bytes_ = 0;

@@ -1,5 +1,6 @@
 #include "train/memory_advice.h"
 
+#include <algorithm>
 #include <functional>
 #include <vector>
 
@@ -98,6 +99,30 @@ std::string advise_on_memory(const config::Config& config, const World& world, i
   if (!settings.empty()) return advice + " As it is, it fits with " + settings + ".";
   return advice +
          " No setting makes it fit as it is: use more ranks, a shorter train.seq_len or a smaller model.";
+}
+
+void require_fit(const StepPlan& plan, const World& world, const cuda::DeviceCapacity& capacity) {
+  const config::Memory& memory = plan.config.memory;
+  const int64_t bytes = memory.available(capacity.free);
+  if (plan.memory.bytes <= bytes) return;
+  const auto count = [](int64_t value) { return std::to_string(value); };
+  throw MemoryError("the plan needs " + count(plan.memory.bytes) + " bytes on each device, but " +
+                    (memory.limit > 0 && bytes == memory.limit
+                         ? "memory.limit is " + count(bytes)
+                         : "only " + count(bytes) + " are there for it: " + count(capacity.free) + " of " +
+                               count(capacity.total) + " are free, and memory.reserve leaves " +
+                               count(memory.reserve) + " of them to NCCL, CUDA and a captured graph") +
+                    ".\n" + plan.memory.table() + advise_on_memory(plan.config, world, bytes));
+}
+
+MemoryError reserve_too_small(const StepPlan& plan, const World& world, const std::string& refusal,
+                              const cuda::DeviceCapacity& before, const cuda::DeviceCapacity& now) {
+  // Where more is free than the plan needs it was refused for another reason, and less is a way out.
+  const int64_t bytes = std::min(now.free, plan.memory.bytes - 1);
+  return MemoryError(refusal + ".\nThe plan fitted at first: since then NCCL's communicators and CUDA took " +
+                     std::to_string(before.free - now.free) + " bytes, and memory.reserve is " +
+                     std::to_string(plan.config.memory.reserve) + ".\n" + plan.memory.table() +
+                     advise_on_memory(plan.config, world, bytes));
 }
 
 }  // namespace minillm::train

@@ -18,18 +18,6 @@
 namespace minillm::train {
 namespace {
 
-/// Throws MemoryError unless the plan fits.
-void check_capacity(const StepPlan& plan, const World& world) {
-  const cuda::DeviceCapacity capacity = cuda::device_capacity();
-  const int64_t bytes = plan.config.memory.available(capacity.free);
-  if (plan.memory.bytes <= bytes) return;
-  throw MemoryError("the plan needs " + std::to_string(plan.memory.bytes) + " bytes on each device, but " +
-                    (bytes < capacity.free ? "memory.limit is " + std::to_string(bytes) + ".\n"
-                                           : "only " + std::to_string(bytes) + " of " +
-                                                 std::to_string(capacity.total) + " are free.\n") +
-                    plan.memory.table() + advise_on_memory(plan.config, world, bytes));
-}
-
 /// Calls visit(parameter, slice, piece) for each parameter with elements in this rank's shard.
 template <class Visit>
 void for_each_piece(const config::Model& model, const shard::Layout& layout, int rank, Visit visit) {
@@ -52,7 +40,7 @@ Trainer::Trainer(const config::Config& config, comm::Bootstrap& bootstrap, const
                             .keep_gradients = options.keep_gradients,
                             .deferred_blocks = options.deferred_blocks})),
       watchdog_(options.watchdog) {
-  check_capacity(plan_, {bootstrap.size(), bootstrap.local_size()});
+  require_fit(plan_, {bootstrap.size(), bootstrap.local_size()}, cuda::device_capacity());
   // Here, because an error that leaves the constructor destroys the communicators before anybody can catch
   // it.
   comm::or_end_job(bootstrap, [&] { assemble(bootstrap, options.edit_waits); });
@@ -75,6 +63,7 @@ void Trainer::make_communicators(comm::Bootstrap& bootstrap) {
   const auto [shards, replicas] = plan_.division;
   const config::Parallel& parallel = plan_.config.parallel;
   const comm::InnerPhase phase(watchdog_, start_up(plan_.config, "making communicators"));
+  const cuda::DeviceCapacity before = cuda::device_capacity();
   std::vector<comm::Communicator*> all;
   const auto make = [&](const char* name, const comm::Group& group, int64_t ctas, bool zero_ctas) {
     auto made = std::make_unique<comm::Communicator>(
@@ -95,7 +84,12 @@ void Trainer::make_communicators(comm::Bootstrap& bootstrap) {
   if (replicas > 1)
     replicate_ =
         make("replicate", comm::replica_group(rank_, bootstrap.size(), shards), parallel.reduce_ctas, false);
-  arena_ = comm::Arena(bootstrap, plan_.memory.bytes, all, watchdog_);
+  try {
+    arena_ = comm::Arena(bootstrap, plan_.memory.bytes, all, watchdog_);
+  } catch (const MemoryError& error) {
+    throw reserve_too_small(plan_, {bootstrap.size(), bootstrap.local_size()}, error.what(), before,
+                            cuda::device_capacity());
+  }
 }
 
 void Trainer::progress() {

@@ -98,13 +98,27 @@ TEST(Train, UnwritableFolders) {
 
 TEST(Train, TooLittleMemoryShowsTheTableAndWhatFits) {
   const TemporaryFolder folder;
-  const std::vector<std::string> command = with({"/usr/bin/env", "MINILLM_SIM_MEMORY=34M", MINILLM_PROGRAM},
-                                                tiny(folder, {"--set", "train.micro_batch=64"}));
+  const std::vector<std::string> small = {"/usr/bin/env", "MINILLM_SIM_MEMORY=34M", MINILLM_PROGRAM};
+  const std::vector<std::string> command =
+      with(small, tiny(folder, {"--set", "train.micro_batch=64", "--set", "memory.reserve=0"}));
   expect_failed(run(command), ExitCode::kMemory,
                 {"activations", "moments", "largest train.micro_batch that fits is "});
-  const std::vector<std::string> hopeless =
-      with({"/usr/bin/env", "MINILLM_SIM_MEMORY=1M", MINILLM_PROGRAM}, tiny(folder));
+  expect_failed(run(with(small, tiny(folder))), ExitCode::kMemory,
+                {"only 0 are there for it", "memory.reserve leaves 1500000000 of them"});
+  const std::vector<std::string> hopeless = with({"/usr/bin/env", "MINILLM_SIM_MEMORY=1M", MINILLM_PROGRAM},
+                                                 tiny(folder, {"--set", "memory.reserve=0"}));
   expect_failed(run(hopeless), ExitCode::kMemory, {"Not even train.micro_batch 1 fits"});
+}
+
+TEST(Train, CommunicatorsThatTakeMoreThanTheReserveShowTheTableToo) {
+  if (!MINILLM_WITH_MPI) GTEST_SKIP() << "needs MPI";
+  const TemporaryFolder folder;
+  const std::vector<std::string> start = {
+      MINILLM_SOURCE_DIR "/scripts/mpirun.sh", "-np",          "2", "/usr/bin/env", "MINILLM_SIM_MEMORY=64M",
+      "MINILLM_SIM_NCCL_BUFFERS=16M",          MINILLM_PROGRAM};
+  expect_failed(run(with(start, tiny(folder, {"--set", "memory.reserve=0"}))), ExitCode::kMemory,
+                {"out of device memory", "took 33554432 bytes, and memory.reserve is 0", "activations",
+                 "largest train.micro_batch that fits"});
 }
 
 TEST(Train, AFailingRankEndsAllAndIsNamed) {

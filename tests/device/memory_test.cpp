@@ -78,6 +78,18 @@ TEST(DeviceMemory, TooMuchIsAnErrorWithTheFigures) {
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
 }
 
+// A kernel that is loaded at its first launch finds no memory, for example.
+TEST(DeviceMemory, MissingMemoryIsAnErrorOfMemoryWhoeverAsks) {
+  try {
+    check(cudaErrorMemoryAllocation);
+    FAIL() << "no error";
+  } catch (const MemoryError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("raise memory.reserve"), std::string::npos) << text;
+    EXPECT_NE(text.find("memory_test.cpp"), std::string::npos) << text;
+  }
+}
+
 TEST(PinnedMemory, StartsAtZero) {
   PinnedMemory memory(777);
   for (int64_t i = 0; i < memory.bytes(); ++i) ASSERT_EQ(memory.data()[i], std::byte{0});

@@ -1,6 +1,7 @@
 // What only the simulated device can show. The order in which a device happens to run things never changes a
 // bit: streams under seeded interleavings and delayed, blocks and threads forward, reverse and shuffled. And
 // the device itself counts memory, and what the host asks of it.
+#include "core/error.h"
 #include "sim/control.h"
 #include "sim/counters.h"
 #include "support.h"
@@ -86,6 +87,28 @@ TEST(Memory, TheDeviceMeasuresThePlannedPeak) {
   train::Trainer trainer(config, *world);
   train_losses(trainer, config, world->rank(), 2);
   EXPECT_EQ(sim::counters().peak_bytes - before, trainer.memory().bytes);
+}
+
+// The plan fits beside the reserve, and communicators take no more than that.
+TEST(Memory, WhatCommunicatorsTakeComesOutOfTheReserve) {
+  config::Config config = tiny_config();
+  config.train.micro_batch /= world->size();
+  const int64_t bytes = train::Trainer(config, *world).memory().bytes;
+  config.memory.reserve = 1 << 20;
+  const int64_t all = sim::settings().memory_bytes;
+  sim::set_memory(sim::counters().allocated_bytes + bytes + config.memory.reserve);
+  sim::set_nccl_buffers(config.memory.reserve / 2);  // of each of two
+  EXPECT_NO_THROW(train::Trainer(config, *world));
+  sim::set_nccl_buffers(0);
+  ++config.memory.reserve;
+  try {
+    const train::Trainer trainer(config, *world);
+    ADD_FAILURE() << "a byte too few";
+  } catch (const MemoryError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("memory.reserve leaves 1048577"), std::string::npos) << text;
+  }
+  sim::set_memory(all);
 }
 
 // In steady state a step is nothing but work put on streams: what it needs exists, and the host waits for

@@ -111,7 +111,7 @@ TEST(Config, DescriptionListsEveryKey) {
                  EXPECT_NE(text.find(meaning, at), std::string::npos) << path;
                  EXPECT_NE(text.find(allowed.wanted(), at), std::string::npos) << path;
                });
-  EXPECT_EQ(keys, 47);
+  EXPECT_EQ(keys, 48);
 }
 
 TEST(Config, KeysThatMayDifferByRankAreToldWithTheKey) {
@@ -285,6 +285,8 @@ TEST(Config, PoliciesRejectWhatTheyWouldIgnore) {
   EXPECT_EQ(parse("{}", "c.json", {"parallel.policy=auto", "parallel.hardware=h100"}).parallel.hardware,
             "h100");
   EXPECT_EQ(with("memory.limit=40e9").memory.limit, 40'000'000'000);
+  EXPECT_EQ(with("memory.reserve=2e9").memory.reserve, 2'000'000'000);
+  rejected({"memory.reserve=-1"}, {"memory.reserve", "-1", "0"});
 }
 
 TEST(Config, MemoryInWordsAndInBytes) {
@@ -293,9 +295,15 @@ TEST(Config, MemoryInWordsAndInBytes) {
   EXPECT_EQ((Memory{.recompute = {kBlock, kBlock, kCheap}}).recompute_summary(), "2x block, 1x cheap");
   EXPECT_EQ((Memory{.recompute = {kNone, kBlock, kNone}}).recompute_summary(), "1x none, 1x block, 1x none");
 
-  EXPECT_EQ((Memory{.limit = 0}).available(7), 7);
-  EXPECT_EQ((Memory{.limit = 5}).available(7), 5);
-  EXPECT_EQ((Memory{.limit = 9}).available(7), 7);
+  EXPECT_EQ((Memory{.limit = 0, .reserve = 0}).available(7), 7);
+  EXPECT_EQ((Memory{.limit = 5, .reserve = 0}).available(7), 5);
+  EXPECT_EQ((Memory{.limit = 9, .reserve = 0}).available(7), 7);
+  EXPECT_EQ((Memory{.limit = 0, .reserve = 3}).available(7), 4);
+  EXPECT_EQ((Memory{.limit = 5, .reserve = 3}).available(7), 4)
+      << "the limit is the plan's, not the device's";
+  EXPECT_EQ((Memory{.limit = 3, .reserve = 3}).available(7), 3);
+  EXPECT_EQ((Memory{.limit = 0, .reserve = 8}).available(7), 0);
+  EXPECT_EQ(Memory{}.available(80'000'000'000), 78'500'000'000);
 }
 
 TEST(Config, MalformedOverrides) {
