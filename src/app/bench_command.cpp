@@ -5,9 +5,9 @@
 #include <string>
 
 #include "app/cli.h"
-#include "app/output_file.h"
 #include "config/config.h"
 #include "core/error.h"
+#include "core/output_file.h"
 #include "profile/meter.h"
 #include "profile/report.h"
 #include "train/step_plan.h"
@@ -44,7 +44,7 @@ void bench(const Arguments& arguments) {
   if (!MINILLM_SIMULATED) report.times = measure(report, arguments.meter);
   profile::print_table(report, std::cout);
   if (!file) return;
-  file->stream() << profile::to_json(report);
+  file->write(profile::to_json(report));
   file->finish();
 }
 

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "app/cli.h"
-#include "app/output_file.h"
 #include "config/config.h"
 #include "core/error.h"
+#include "core/output_file.h"
 #include "shard/hardware.h"
 #include "shard/timeline.h"
 #include "train/evaluation.h"
@@ -86,8 +86,8 @@ void plan(const Arguments& arguments) {
   }
   if (!arguments.trace.empty()) {
     OutputFile file(arguments.trace);
-    file.stream() << shard::chrome_trace(own.plan.schedule, own.plan.waits, own.costs, own.timeline,
-                                         own.plan.layout->unit_names());
+    file.write(shard::chrome_trace(own.plan.schedule, own.plan.waits, own.costs, own.timeline,
+                                   own.plan.layout->unit_names()));
     file.finish();
   }
   if (arguments.json) {

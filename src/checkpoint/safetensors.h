@@ -5,13 +5,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdio>
 #include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/dtype.h"
+#include "core/output_file.h"
 
 namespace minillm::checkpoint {
 
@@ -24,30 +25,40 @@ struct TensorEntry {
   int64_t elements() const;
 };
 
-/// Writes a file tensor by tensor. The file appears under its name only in finish(); until then there is
-/// `path`.tmp, which the destructor removes. The folder of `path` has to exist.
+/// What a file will have, known before any of its values.
+class SafetensorsFile {
+ public:
+  /// The tensors in the order in which they will be written; begin and end are computed here. Throws
+  /// InternalError for names that the format forbids and impossible sizes.
+  SafetensorsFile(std::vector<TensorEntry> tensors, const std::map<std::string, std::string>& metadata);
+
+  const std::string& header() const { return header_; }  ///< all that precedes the data
+  int64_t data_bytes() const { return data_bytes_; }
+  int64_t bytes() const { return std::ssize(header_) + data_bytes_; }
+
+ private:
+  std::string header_;
+  int64_t data_bytes_ = 0;
+};
+
+/// Writes a file tensor by tensor, as an OutputFile: it appears under its name only in finish(). The folder
+/// of `path` has to exist. Throws InputError naming the path where it cannot be written.
 class SafetensorsWriter {
  public:
-  /// All tensors must be known in advance, in the order in which they will be written (begin and end are
-  /// computed here). Throws InputError naming the path when it cannot be created.
-  SafetensorsWriter(std::string path, std::vector<TensorEntry> tensors,
-                    const std::map<std::string, std::string>& metadata);
-  ~SafetensorsWriter();
-  SafetensorsWriter(const SafetensorsWriter&) = delete;
-  SafetensorsWriter& operator=(const SafetensorsWriter&) = delete;
+  SafetensorsWriter(const std::string& path, const SafetensorsFile& file);
+  SafetensorsWriter(const std::string& path, std::vector<TensorEntry> tensors,
+                    const std::map<std::string, std::string>& metadata)
+      : SafetensorsWriter(path, SafetensorsFile(std::move(tensors), metadata)) {}
 
-  /// Appends bytes of the next tensor; a tensor may come in several pieces. Throws InputError when the disk
-  /// is full.
+  /// Appends bytes of the next tensor; a tensor may come in several pieces.
   void write(std::span<const std::byte> bytes);
-  /// Flushes to disk and renames. Throws InternalError when bytes are missing.
+  /// Throws InternalError when bytes are missing.
   void finish();
 
  private:
-  void discard();  ///< closes and removes the unfinished file
-
   std::string path_;
-  std::FILE* file_ = nullptr;
-  int64_t expected_ = 0;
+  OutputFile file_;
+  int64_t expected_;
   int64_t written_ = 0;
 };
 

@@ -1,10 +1,5 @@
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <bit>
-#include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
@@ -18,14 +13,6 @@ namespace minillm::checkpoint {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "the format's numbers are little-endian");
-
-[[noreturn]] void fail(const std::string& path, const std::string& doing) {
-  throw InputError(path + ": cannot " + doing + ": " + std::strerror(errno));
-}
-
-std::string temporary(const std::string& path) {
-  return path + ".tmp";
-}
 
 /// Fills begin and end. Throws InternalError for names that the format forbids and impossible sizes.
 void place(std::vector<TensorEntry>& tensors) {
@@ -62,62 +49,35 @@ std::string header_of(const std::vector<TensorEntry>& tensors,
   return header_bytes + json;
 }
 
-/// Makes a rename in the folder of `path` survive a power cut.
-void sync_folder(const std::string& path) {
-  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
-  const int descriptor = open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (descriptor < 0) return;  // a folder that may be written but not read: the file itself is safe
-  fsync(descriptor);
-  close(descriptor);
-}
-
 }  // namespace
 
-SafetensorsWriter::SafetensorsWriter(std::string path, std::vector<TensorEntry> tensors,
-                                     const std::map<std::string, std::string>& metadata)
-    : path_(std::move(path)) {
+SafetensorsFile::SafetensorsFile(std::vector<TensorEntry> tensors,
+                                 const std::map<std::string, std::string>& metadata) {
   place(tensors);
-  expected_ = tensors.empty() ? 0 : tensors.back().end;
-  const std::string header = header_of(tensors, metadata);
-  file_ = std::fopen(temporary(path_).c_str(), "wbe");
-  if (file_ == nullptr) fail(path_, "create");
-  if (std::fwrite(header.data(), 1, header.size(), file_) == header.size()) return;
-  const int cause = errno;
-  discard();
-  errno = cause;
-  fail(path_, "write");
+  data_bytes_ = tensors.empty() ? 0 : tensors.back().end;
+  header_ = header_of(tensors, metadata);
 }
 
-SafetensorsWriter::~SafetensorsWriter() {
-  if (file_ != nullptr) discard();
-}
-
-void SafetensorsWriter::discard() {
-  std::fclose(file_);
-  file_ = nullptr;
-  std::remove(temporary(path_).c_str());
+SafetensorsWriter::SafetensorsWriter(const std::string& path, const SafetensorsFile& file)
+    : path_(path), file_(path, file.bytes()), expected_(file.data_bytes()) {
+  file_.write(file.header());
 }
 
 void SafetensorsWriter::write(std::span<const std::byte> bytes) {
   const auto count = static_cast<int64_t>(bytes.size());
-  if (file_ == nullptr || count > expected_ - written_)
+  if (count > expected_ - written_)
     throw InternalError(path_ + ": more tensor bytes written than announced (" + std::to_string(expected_) +
                         ")");
-  if (std::fwrite(bytes.data(), 1, bytes.size(), file_) != bytes.size()) fail(path_, "write");
+  file_.write(bytes);
   written_ += count;
 }
 
 void SafetensorsWriter::finish() {
-  if (file_ == nullptr || written_ != expected_) {
+  if (written_ != expected_) {
     throw InternalError(path_ + ": " + std::to_string(written_) + " of " + std::to_string(expected_) +
                         " tensor bytes written");
   }
-  if (std::fflush(file_) != 0 || fsync(fileno(file_)) != 0) fail(path_, "write");
-  std::FILE* const file = std::exchange(file_, nullptr);
-  if (std::fclose(file) != 0) fail(path_, "write");
-  if (std::rename(temporary(path_).c_str(), path_.c_str()) != 0)
-    fail(path_, "rename the finished file to it");
-  sync_folder(path_);
+  file_.finish();
 }
 
 }  // namespace minillm::checkpoint

@@ -1,43 +1,17 @@
 #include "cuda/gemm_cache.h"
 
 #include <cublasLt.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <fstream>
-#include <random>
 #include <sstream>
 
 #include "core/error.h"
+#include "core/output_file.h"
 #include "cuda/check.h"
 
 namespace minillm::cuda {
-namespace {
-
-[[noreturn]] void fail(const std::string& path, const char* doing) {
-  throw InputError("gemm.cache " + path + ": cannot " + doing + ": " + std::strerror(errno));
-}
-
-/// Next to `path` and nobody else's, whatever machine they run on.
-std::string temporary(const std::string& path) {
-  std::random_device random;
-  return path + ".tmp-" + std::to_string(random()) + std::to_string(random());
-}
-
-bool write_all(int file, std::string_view text) {
-  while (!text.empty()) {
-    const ssize_t written = ::write(file, text.data(), text.size());
-    if (written < 0 && errno != EINTR) return false;
-    if (written > 0) text.remove_prefix(static_cast<size_t>(written));
-  }
-  return true;
-}
-
-}  // namespace
-
 GemmDevice gemm_device() {
   int device = 0, driver = 0;
   cudaDeviceProp properties;
@@ -57,7 +31,7 @@ GemmCache read_gemm_cache(const std::string& path, const Report& report) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file && errno == ENOENT) return {};
-  if (!file) fail(path, "read");
+  if (!file) throw InputError("gemm.cache " + path + ": cannot read: " + std::strerror(errno));
   std::ostringstream text;
   text << file.rdbuf();
   try {
@@ -68,19 +42,12 @@ GemmCache read_gemm_cache(const std::string& path, const Report& report) {
   }
 }
 
-void write_gemm_cache(const std::string& path, const GemmCache& cache) {
-  const std::string part = temporary(path);
-  const int file = ::open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-  if (file < 0) fail(path, "create");
-  const bool written = write_all(file, to_json(cache)) && ::fsync(file) == 0;
-  const int cause = errno;
-  const bool closed = ::close(file) == 0;
-  if (written && closed && std::rename(part.c_str(), path.c_str()) == 0) return;
-  if (!written) errno = cause;
-  const int reason = errno;
-  ::unlink(part.c_str());
-  errno = reason;
-  fail(path, "write");
+void write_gemm_cache(const std::string& path, const GemmCache& cache) try {
+  OutputFile file(path);
+  file.write(to_json(cache));
+  file.finish();
+} catch (const InputError& error) {
+  throw InputError(std::string("gemm.cache ") + error.what());
 }
 
 bool choose_gemms(BlasLt& blas, GemmCache& cache, std::span<std::byte> scratch, cudaStream_t stream,

@@ -1,9 +1,7 @@
 #include "train/console.h"
 
 #include <pthread.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <condition_variable>
 #include <csignal>
 #include <cstring>
@@ -11,6 +9,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/descriptor.h"
 #include "core/error.h"
 
 namespace minillm::train {
@@ -18,20 +17,6 @@ namespace {
 
 /// What a flush waits at most: far longer than a write that does not block.
 constexpr std::chrono::milliseconds kMoment{100};
-
-/// 0 or errno.
-int write_all(int descriptor, const std::string& text) {
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t written = write(descriptor, text.data() + done, text.size() - done);
-    if (written >= 0)
-      done += static_cast<size_t>(written);
-    else if (errno == EAGAIN)
-      std::this_thread::sleep_for(kMoment);  // somebody made the file non-blocking
-    else if (errno != EINTR)
-      return errno;
-  }
-  return 0;
-}
 
 }  // namespace
 

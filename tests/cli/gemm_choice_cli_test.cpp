@@ -80,7 +80,7 @@ TEST_F(GemmChoice, Errors) {
   EXPECT_EQ(count(contradiction.err, "gemm.deterministic (true)"), 1) << contradiction;
   const Result unwritable = train(1, {timed_, "gemm.cache=" + folder_.path("absent/choices.json")});
   EXPECT_EQ(unwritable.exit_code, static_cast<int>(ExitCode::kInput)) << unwritable;
-  EXPECT_EQ(count(unwritable.err, "absent/choices.json: cannot create"), 1) << unwritable;
+  EXPECT_EQ(count(unwritable.err, "absent/choices.json: cannot be written"), 1) << unwritable;
 }
 
 }  // namespace
