@@ -3,6 +3,7 @@
 #include <iostream>
 
 #include "app/cli.h"
+#include "app/standard_output.h"
 #include "comm/failure.h"
 #include "core/error.h"
 
@@ -26,9 +27,11 @@ int fail(Process& process, const std::exception& error) {
 
 int run(int argc, char** argv) {
   ask_for_connections();
+  StandardOutput output;
   Process process{argc, argv, nullptr};
   try {
     run_command_line(process);
+    output.check();
     return static_cast<int>(ExitCode::kOk);
   } catch (const std::exception& error) {
     return fail(process, error);
