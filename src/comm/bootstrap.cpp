@@ -21,11 +21,9 @@ class SingleProcess final : public Bootstrap {
   int local_size() const override { return 1; }
   void barrier() override {}
   void broadcast(std::span<std::byte>) override {}
-  void gather(std::span<const std::byte> part, std::span<std::byte> all) override {
-    if (all.size() != part.size())
-      throw InternalError("Bootstrap::gather: " + std::to_string(all.size()) + " bytes for one part of " +
-                          std::to_string(part.size()));
-    std::ranges::copy(part, all.begin());
+  void gather(const Group& group, std::span<const std::byte> part, std::span<std::byte> all) override {
+    check_gather(*this, group, part, all);
+    if (part.data() != all.data()) std::ranges::copy(part, all.begin());
   }
   int64_t max(int64_t value) override { return value; }
   [[noreturn]] void abort(int exit_code) override {
@@ -71,6 +69,17 @@ std::string broadcast(Bootstrap& bootstrap, std::string text) {
   text.resize(static_cast<size_t>(bootstrap.max(bootstrap.rank() == 0 ? std::ssize(text) : 0)));
   bootstrap.broadcast(std::as_writable_bytes(std::span(text)));
   return text;
+}
+
+void check_gather(const Bootstrap& bootstrap, const Group& group, std::span<const std::byte> part,
+                  std::span<std::byte> all) {
+  const int position = group.position_of(bootstrap.rank());
+  if (position < 0)
+    throw InternalError("Bootstrap::gather: rank " + std::to_string(bootstrap.rank()) +
+                        " is not in the group");
+  if (position == 0 && all.size() != part.size() * static_cast<size_t>(group.count))
+    throw InternalError("Bootstrap::gather: " + std::to_string(all.size()) + " bytes for " +
+                        std::to_string(group.count) + " parts of " + std::to_string(part.size()));
 }
 
 std::unique_ptr<Bootstrap> make_single_process() {

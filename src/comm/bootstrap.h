@@ -10,6 +10,8 @@
 #include <span>
 #include <string>
 
+#include "comm/group.h"
+
 namespace minillm::comm {
 
 class Bootstrap {
@@ -25,9 +27,12 @@ class Bootstrap {
   virtual void barrier() = 0;
   /// Overwrites `bytes` on all ranks with rank 0's.
   virtual void broadcast(std::span<std::byte> bytes) = 0;
-  /// On rank 0, all[size() * part.size()] = the parts of all ranks in rank order; all ranks give parts of one
-  /// size and the others' `all` is not touched.
-  virtual void gather(std::span<const std::byte> part, std::span<std::byte> all) = 0;
+  /// On the first rank of `group`, all[count * part.size()] = the parts of its ranks in order; all members
+  /// give parts of one size, the others' `all` is not touched, and other ranks do not call. The first rank's
+  /// part may lie in its place already.
+  virtual void gather(const Group& group, std::span<const std::byte> part, std::span<std::byte> all) = 0;
+  /// All ranks.
+  Group everyone() const { return {.first = 0, .stride = 1, .count = size()}; }
   /// The maximum over ranks, on every rank.
   virtual int64_t max(int64_t value) = 0;
 
@@ -45,6 +50,11 @@ std::string broadcast(Bootstrap& bootstrap, std::string text);
 /// processes), naming the variable that says so. An MPI that cannot start prints why and ends the process
 /// itself, with the exit code of a CommunicationError where it is Open MPI.
 std::unique_ptr<Bootstrap> make_bootstrap(int* argc, char*** argv);
+
+/// For implementations of gather(): throws InternalError when this rank is not in `group`, or `all` has not
+/// the size that it needs.
+void check_gather(const Bootstrap& bootstrap, const Group& group, std::span<const std::byte> part,
+                  std::span<std::byte> all);
 
 /// One process that is alone, whatever a launcher started.
 std::unique_ptr<Bootstrap> make_single_process();

@@ -92,7 +92,8 @@ std::vector<Introduction> introduce(Bootstrap& bootstrap, const std::string& nam
   fill_in_place(mine);
   fill_in_abilities(mine);
   std::vector<Introduction> all(static_cast<size_t>(bootstrap.size()));
-  bootstrap.gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  bootstrap.gather(bootstrap.everyone(), std::as_bytes(std::span(&mine, 1)),
+                   std::as_writable_bytes(std::span(all)));
   bootstrap.broadcast(std::as_writable_bytes(std::span(all)));
   require_division(all, name);
   for (const Introduction& each : all)

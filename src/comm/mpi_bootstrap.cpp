@@ -66,19 +66,20 @@ class MpiBootstrap final : public Bootstrap {
     check(MPI_Bcast(bytes.data(), narrow<int>(bytes.size()), MPI_BYTE, 0, MPI_COMM_WORLD), "MPI_Bcast");
   }
 
-  void gather(std::span<const std::byte> part, std::span<std::byte> all) override {
-    if (rank_ == 0 && all.size() != part.size() * static_cast<size_t>(size_))
-      throw InternalError("Bootstrap::gather: " + std::to_string(all.size()) + " bytes for " +
-                          std::to_string(size_) + " parts of " + std::to_string(part.size()));
-    if (rank_ != 0)
+  void gather(const Group& group, std::span<const std::byte> part, std::span<std::byte> all) override {
+    check_gather(*this, group, part, all);
+    const int root = group.first;
+    if (rank_ != root)
       return in_pieces(part.size(), [&](size_t first, int bytes) {
-        check(MPI_Send(part.data() + first, bytes, MPI_BYTE, 0, kGatherTag, MPI_COMM_WORLD), "MPI_Send");
+        check(MPI_Send(part.data() + first, bytes, MPI_BYTE, root, kGatherTag, MPI_COMM_WORLD), "MPI_Send");
       });
-    std::ranges::copy(part, all.begin());
-    for (int rank = 1; rank < size_; ++rank)
+    if (part.data() != all.data()) std::ranges::copy(part, all.begin());
+    for (int position = 1; position < group.count; ++position)
       in_pieces(part.size(), [&](size_t first, int bytes) {
-        std::byte* const to = all.data() + static_cast<size_t>(rank) * part.size() + first;
-        check(MPI_Recv(to, bytes, MPI_BYTE, rank, kGatherTag, MPI_COMM_WORLD, MPI_STATUS_IGNORE), "MPI_Recv");
+        std::byte* const to = all.data() + static_cast<size_t>(position) * part.size() + first;
+        check(MPI_Recv(to, bytes, MPI_BYTE, group.rank_at(position), kGatherTag, MPI_COMM_WORLD,
+                       MPI_STATUS_IGNORE),
+              "MPI_Recv");
       });
   }
 

@@ -2,8 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <fstream>
 #include <string>
+
+#include "core/log_file.h"
 
 namespace minillm::train {
 
@@ -22,19 +23,27 @@ struct StepMetrics {
 std::string console_line(const StepMetrics& metrics);
 
 /// One JSON object, SI units: {"step":0,"loss":…,"peak_vram_bytes":…,"step_s":…,"tokens_per_s_per_gpu":…,
-/// "grad_norm":…,"skipped":false}. A value that is not finite becomes null: JSON has no NaN.
-std::string json_line(const StepMetrics& metrics);
+/// "grad_norm":…,"skipped":false,"run":"…"}. A value that is not finite becomes null: JSON has no NaN.
+std::string json_line(const StepMetrics& metrics, const std::string& run);
 
-/// Appends json_line()s to `directory`/metrics.jsonl, each flushed, so that a run can be watched.
+/// Whether a step gave numbers that one can go on with.
+bool is_finite(const StepMetrics& metrics);
+
+/// Appends json_line()s to `directory`/metrics.jsonl, beside those of earlier runs, so that a run can be
+/// watched. The name of a run is the time of its start in UTC and eight random digits.
 class MetricsLog {
  public:
-  /// Starts a new file. Throws InputError naming the path when it cannot be written.
-  explicit MetricsLog(const std::string& directory);
-  void append(const StepMetrics& metrics);
+  /// Makes the folder, and checks that there is room for `steps` records. Throws InputError naming the path
+  /// when it cannot be written, or the run that is writing it.
+  MetricsLog(const std::string& directory, int64_t steps);
+  /// Throws InputError.
+  void append(const StepMetrics& metrics) { file_.append(json_line(metrics, run_)); }
+
+  const FileLock& lock() const { return file_.lock(); }
 
  private:
-  std::string path_;
-  std::ofstream file_;
+  std::string run_;
+  LogFile file_;
 };
 
 }  // namespace minillm::train

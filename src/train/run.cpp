@@ -114,13 +114,6 @@ void train_steps(Trainer& trainer, const config::Config& config, const data::Tok
   finish(steps - 1);
 }
 
-/// Everything that can be wrong with files is found before the first step.
-std::unique_ptr<data::TokenSource> prepare_files(const config::Config& config,
-                                                 const comm::Bootstrap& bootstrap) {
-  if (!config.checkpoint.dir.empty() && bootstrap.rank() == 0) prepare_directory(config.checkpoint.dir);
-  return data::make_token_source(config);
-}
-
 void train(Trainer& trainer, const config::Config& config, const data::TokenSource& source,
            comm::Bootstrap& bootstrap, comm::Watchdog& watchdog,
            const std::function<void(int64_t, const StepResult&)>& report) {
@@ -149,8 +142,10 @@ void run_together(const config::Config& given, comm::Bootstrap& bootstrap, const
   comm::Watchdog watchdog(bootstrap, start_up(given, "comparing what the ranks were given"));
   require_agreement(given, options.program, bootstrap);
   watchdog.enter(start_up(given, "reading data"));
+  // Everything that can be wrong with files is found before the first step.
   Reporter reporter(given, bootstrap, options.log_dir);
-  const std::unique_ptr<data::TokenSource> source = prepare_files(given, bootstrap);
+  const std::unique_ptr<FileLock> weights_are_ours = reserve_weights(given, bootstrap);
+  const std::unique_ptr<data::TokenSource> source = data::make_token_source(given);
   choose_device(bootstrap);
   watchdog.enter(start_up(given, "planning"));
   const config::Config config = with_chosen_policy(given, bootstrap);
@@ -163,6 +158,7 @@ void run_together(const config::Config& given, comm::Bootstrap& bootstrap, const
       reporter.report(number, result);
       if (console != nullptr) console->check();
     });
+    reporter.finish();
     if (!config.checkpoint.dir.empty()) save(trainer, config, bootstrap, watchdog);
   });
   watchdog.enter(ending(config));  // communicators wait for each other when they are destroyed

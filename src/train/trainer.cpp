@@ -212,10 +212,15 @@ void Trainer::enqueue(int64_t step) {
 }
 
 std::vector<float> Trainer::read_shard(ShardKind kind, int unit) {
+  std::vector<float> values(static_cast<size_t>(layout().units[static_cast<size_t>(unit)].shard_elements));
+  read_shard(kind, unit, values);
+  return values;
+}
+
+void Trainer::read_shard(ShardKind kind, int unit, std::span<float> values) {
   executor_->synchronize();
   const cuda::Stream stream;
-  const auto count = static_cast<size_t>(layout().units[static_cast<size_t>(unit)].shard_elements);
-  std::vector<float> values(count);
+  const size_t count = values.size();
   std::vector<uint16_t> halves(type_of(kind) == DType::kBf16 ? count : 0);
   void* const target = halves.empty() ? static_cast<void*>(values.data()) : halves.data();
   cuda::check(cudaMemcpyAsync(target, shard_address(kind, unit),
@@ -225,7 +230,6 @@ std::vector<float> Trainer::read_shard(ShardKind kind, int unit) {
   if (!halves.empty())
     std::ranges::transform(halves, values.begin(),
                            [](uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); });
-  return values;
 }
 
 std::vector<const comm::Communicator*> Trainer::communicators() const {

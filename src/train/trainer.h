@@ -59,6 +59,7 @@ class Trainer {
   /// layout().units[unit].shard_elements values. Gradients are those of the last step, unclipped, and need
   /// TrainerOptions::keep_gradients.
   std::vector<float> read_shard(ShardKind kind, int unit);
+  void read_shard(ShardKind kind, int unit, std::span<float> values);
 
   const shard::Layout& layout() const { return *plan_.layout; }
   const shard::Schedule& schedule() const { return plan_.schedule; }

@@ -1,39 +1,56 @@
 #include "train/weights.h"
 
+#include <cmath>
 #include <filesystem>
-#include <fstream>
-#include <memory>
+#include <iostream>
+#include <optional>
 #include <span>
-#include <system_error>
+#include <utility>
+#include <vector>
 
 #include "checkpoint/safetensors.h"
+#include "comm/group.h"
+#include "core/checked.h"
 #include "core/error.h"
+#include "core/output_file.h"
 #include "model/parameters.h"
 
 namespace minillm::train {
 namespace {
 
-std::unique_ptr<checkpoint::SafetensorsWriter> make_writer(const config::Config& config,
-                                                           const std::string& path) {
+checkpoint::SafetensorsFile file_of(const config::Config& config) {
   std::vector<checkpoint::TensorEntry> tensors;
   model::for_each_parameter(config.model, [&](const model::Parameter& p) {
     tensors.push_back({.name = p.name, .dtype = DType::kFp32, .shape = p.shape});
   });
-  return std::make_unique<checkpoint::SafetensorsWriter>(
-      path, std::move(tensors),
-      std::map<std::string, std::string>{{"format", "pt"},
-                                         {kModelKey, config::model_to_json(config.model)},
-                                         {kSequenceKey, std::to_string(config.train.seq_len)},
-                                         {kPrecisionKey, std::string(name_of(config.precision.param))}});
+  return {std::move(tensors),
+          {{"format", "pt"},
+           {kModelKey, config::model_to_json(config.model)},
+           {kSequenceKey, std::to_string(config.train.seq_len)},
+           {kPrecisionKey, std::string(name_of(config.precision.param))}}};
 }
 
-/// `shards`: of all ranks.
-void write_unit(checkpoint::SafetensorsWriter& writer, const shard::UnitLayout& layout,
-                std::span<const float> shards) {
-  // Replicas have the same, and the first comes first.
-  const auto model = shards.first(static_cast<size_t>(layout.padded_elements));
-  for (const shard::Slice& slice : layout.slices)
-    writer.write(std::as_bytes(std::span<const float>(shard::collect_slice(layout, slice, model))));
+bool all_finite(std::span<const float> values) {
+  bool finite = true;  // all are looked at, which compilers make fast
+  for (const float value : values) finite &= std::isfinite(value);
+  return finite;
+}
+
+/// `shards`: of all ranks that share a model. A tensor's pieces follow each other in their order.
+void write_unit(checkpoint::SafetensorsWriter& writer, const shard::UnitLayout& unit,
+                std::span<const float> shards, const std::string& path) {
+  const auto ranks = static_cast<int>(div_exact(std::ssize(shards), unit.shard_elements));
+  for (const shard::Slice& slice : unit.slices)
+    for (int rank = 0; rank < ranks; ++rank) {
+      const shard::ShardPiece piece = shard::shard_piece(unit, slice, rank);
+      const auto values = shards.subspan(static_cast<size_t>(rank * unit.shard_elements + piece.shard_offset),
+                                         static_cast<size_t>(piece.count));
+      if (!all_finite(values))
+        throw Error(ExitCode::kNumerics,
+                    path + ": is not written, because not all values of " + slice.name +
+                        " are finite after the last step. Lower train.optimizer.lr or set train.grad_clip");
+      writer.write(std::as_bytes(values));
+    }
 }
 
 }  // namespace
@@ -42,32 +59,37 @@ std::string weights_path(const std::string& directory) {
   return (std::filesystem::path(directory) / "model.safetensors").string();
 }
 
-void prepare_directory(const std::string& directory) {
-  std::error_code error;
-  std::filesystem::create_directories(directory, error);
-  if (error)
-    throw InputError(directory + ": cannot be created as a directory (" + error.message() +
-                     "). Give a path that this user may write.");
-  const std::filesystem::path probe = std::filesystem::path(directory) / ".minillm-write-test";
-  std::ofstream file(probe);
-  if (!file)
-    throw InputError(directory +
-                     ": files cannot be written there. Give a directory that this user may write.");
-  file.close();
-  std::filesystem::remove(probe, error);
+std::unique_ptr<FileLock> reserve_weights(const config::Config& config, const comm::Bootstrap& bootstrap) {
+  if (config.checkpoint.dir.empty() || bootstrap.rank() != 0) return nullptr;
+  make_folder(config.checkpoint.dir);
+  const std::string path = weights_path(config.checkpoint.dir);
+  auto lock = std::make_unique<FileLock>(path);
+  if (lock->weakness().empty())
+    remove_leftovers(path);
+  else
+    std::cout << lock->weakness() << std::endl;
+  require_writable(path, file_of(config).bytes());
+  return lock;
 }
 
 void save_weights(Trainer& trainer, const config::Config& config, comm::Bootstrap& bootstrap,
                   const std::string& directory, const std::function<void()>& progress) {
-  std::unique_ptr<checkpoint::SafetensorsWriter> writer;
-  if (bootstrap.rank() == 0) writer = make_writer(config, weights_path(directory));
-  std::vector<float> shards;
-  for (size_t unit = 0; unit < trainer.layout().units.size(); ++unit) {
-    const shard::UnitLayout& layout = trainer.layout().units[unit];
-    const std::vector<float> shard = trainer.read_shard(ShardKind::kMaster, static_cast<int>(unit));
-    if (writer) shards.resize(static_cast<size_t>(bootstrap.size() * layout.shard_elements));
-    bootstrap.gather(std::as_bytes(std::span(shard)), std::as_writable_bytes(std::span(shards)));
-    if (writer) write_unit(*writer, layout, shards);
+  const std::string path = weights_path(directory);
+  std::optional<checkpoint::SafetensorsWriter> writer;
+  if (bootstrap.rank() == 0) writer.emplace(path, file_of(config));
+  // Replicas have the same.
+  const comm::Group model = comm::shard_group(0, bootstrap.size(), trainer.plan().division.shards);
+  const bool takes_part = model.position_of(bootstrap.rank()) >= 0;
+  for (size_t number = 0; number < trainer.layout().units.size(); ++number) {
+    const shard::UnitLayout& unit = trainer.layout().units[number];
+    std::vector<float> values;
+    if (takes_part) {
+      values.resize(static_cast<size_t>(writer ? unit.padded_elements : unit.shard_elements));
+      const auto own = std::span(values).first(static_cast<size_t>(unit.shard_elements));
+      trainer.read_shard(ShardKind::kMaster, static_cast<int>(number), own);
+      bootstrap.gather(model, std::as_bytes(own), std::as_writable_bytes(std::span(values)));
+    }
+    if (writer) write_unit(*writer, unit, values, path);
     bootstrap.barrier();  // ranks that only wait see that rank 0 goes on
     progress();
   }

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 
 #include "comm/bootstrap.h"
 #include "config/config.h"
+#include "core/file_lock.h"
 #include "train/trainer.h"
 
 namespace minillm::train {
@@ -18,13 +20,16 @@ inline constexpr const char* kPrecisionKey = "minillm.precision";  ///< precisio
 /// The file that save_weights() writes in `directory`.
 std::string weights_path(const std::string& directory);
 
-/// Creates `directory` and checks that a file can be written there. Throws InputError naming it and the
-/// cause.
-void prepare_directory(const std::string& directory);
+/// Makes config.checkpoint.dir ready before the first step: the folder exists, no other run will save there
+/// before the lock is given up, weights can be written as far as that can be known, and what killed runs left
+/// is removed. Null on other ranks than 0 and where nothing is saved. Throws InputError naming the path and
+/// the cause.
+std::unique_ptr<FileLock> reserve_weights(const config::Config& config, const comm::Bootstrap& bootstrap);
 
 /// Writes the fp32 master weights to weights_path(directory), unit by unit through the host memory of rank 0,
-/// without device memory beyond the plan. Collective. The file appears whole or not at all. Calls `progress`
-/// on all ranks after each unit.
+/// which takes one unit, without device memory beyond the plan. Collective. The file appears whole or not at
+/// all, and not with values that are not finite: Error (kNumerics). Calls `progress` on all ranks after each
+/// unit.
 void save_weights(Trainer& trainer, const config::Config& config, comm::Bootstrap& bootstrap,
                   const std::string& directory, const std::function<void()>& progress);
 
