@@ -15,7 +15,7 @@ void add_train_command(CLI::App& app, Process& process) {
   const auto arguments = std::make_shared<Arguments>();
   CLI::App* const command = app.add_subcommand("train", "Trains a model on all ranks of the job");
   add_configuration(*command, arguments->configuration);
-  command->add_option("--log-dir", arguments->options.log_dir, "Writes metrics.jsonl into this folder")
+  command->add_option("--log-dir", arguments->options.log_dir, "Appends to metrics.jsonl in this folder")
       ->type_name("DIR");
   command->footer("`minillm config --describe` tells all keys.");
   command->callback([arguments, &process] {

@@ -9,7 +9,7 @@
 namespace minillm::train {
 
 struct RunOptions {
-  std::string log_dir = {};  ///< where metrics.jsonl goes; empty: nowhere
+  std::string log_dir = {};  ///< where metrics.jsonl is appended to; empty: nowhere
   std::string program = {};  ///< name and version, which all ranks have to have the same of
 };
 
