@@ -1,13 +1,13 @@
 # shellcheck shell=bash
 # Sourced by the scripts: what a build needs, which build this machine gets, and how to make it.
 #
-#   require_packages GROUP…     finds what is missing (build, lint), installs it as root on Debian, otherwise says what
-#                               to ask for
-#   choose_preset               prints cuda with nvcc and a GPU, sim elsewhere
-#   build_preset NAME [TARGET]  configures and builds build/NAME: everything, or one target
+#   require_packages GROUP…      finds what is missing (build, lint, fresh), installs it as root on Debian, otherwise says
+#                                what to ask for
+#   choose_preset                prints cuda with nvcc and a GPU, sim elsewhere
+#   build_preset NAME [TARGET…]  configures and builds build/NAME: everything, or some targets
 #
-# Everything is looked for where it is used (commands on PATH, headers by the compiler), not in the package
-# database: libraries from modules or from source count as well.
+# Everything is looked for where it is used (commands on PATH, headers and libraries by the compiler), not in the
+# package database: libraries from modules or from source count as well.
 
 repo_root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 # bash has a default PATH that programs started by it do not see.
@@ -37,39 +37,49 @@ job_count() { nproc; }
 
 # missing_packages GROUP…: prints the names of the Debian packages that provide what is not there.
 missing_packages() {
-  local -A command_of=() header_of=()
-  local group package
+  local -A command_of=() uses_of=()
+  local group package uses
   for group in "$@"; do
     case $group in
       build)
         command_of+=([g++]=g++ [cmake]=cmake [ninja-build]=ninja [openmpi-bin]=mpirun)
-        header_of+=(
-          [libcli11-dev]=CLI/CLI.hpp
-          [nlohmann-json3-dev]=nlohmann/json.hpp
-          [libdnnl-dev]=oneapi/dnnl/dnnl.hpp
-          [ocl-icd-opencl-dev]=CL/cl.h  # libdnnl-dev's CMake package looks for OpenCL and does not depend on it
-          [libboost-context-dev]=boost/context/detail/fcontext.hpp
-          [libgtest-dev]=gtest/gtest.h
+        uses_of+=(
+          [libcli11-dev]="CLI/CLI.hpp"
+          [nlohmann-json3-dev]="nlohmann/json.hpp"
+          [libdnnl-dev]="oneapi/dnnl/dnnl.hpp -ldnnl"
+          [ocl-icd-opencl-dev]="CL/cl.h -lOpenCL"  # libdnnl-dev's CMake package wants it and does not depend on it
+          [libboost-context-dev]="boost/context/detail/fcontext.hpp -lboost_context"
+          [libgtest-dev]="gtest/gtest.h -lgtest"
         )
-        has_header mpicxx mpi.h || echo libopenmpi-dev
+        builds mpicxx mpi.h || echo libopenmpi-dev
         ;;
       lint)
         command_of+=([clang-format]=clang-format [clang-tidy]=clang-tidy [python3]=python3)
         python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
         ;;
+      fresh) command_of+=([mmdebstrap]=mmdebstrap [git]=git) ;;
       *) die "missing_packages: no group '$group'" ;;
     esac
   done
   for package in "${!command_of[@]}"; do
     command -v "${command_of[$package]}" >/dev/null || echo "$package"
   done
-  for package in "${!header_of[@]}"; do
-    has_header g++ "${header_of[$package]}" || echo "$package"
+  for package in "${!uses_of[@]}"; do
+    read -ra uses <<<"${uses_of[$package]}"
+    builds g++ "${uses[@]}" || echo "$package"
   done
 }
 
-# has_header COMPILER HEADER
-has_header() { "$1" -E -x c++ - >/dev/null 2>&1 <<<"#if !__has_include(<$2>)"$'\n#error\n#endif'; }
+# builds COMPILER HEADER [LIBRARY]: whether there is a header of that name, and a program can be linked to the library. A
+# header alone says too little: libboost-dev has those of libraries that are in packages of their own.
+builds() {
+  local program status=0
+  program=$(mktemp)
+  printf '#if !__has_include(<%s>)\n#error\n#endif\nint main() {}\n' "$2" |
+    "$1" -x c++ - -o "$program" "${@:3}" &>/dev/null || status=$?
+  rm -f "$program"
+  return "$status"
+}
 
 # require_packages GROUP…
 require_packages() {
@@ -109,9 +119,10 @@ choose_preset() {
   echo sim
 }
 
-# build_preset NAME [TARGET]
+# build_preset NAME [TARGET…]
 build_preset() {
-  local name=$1 target=${2:-all} ninja_options=()
+  local name=$1 ninja_options=()
+  shift
   if command -v ccache >/dev/null; then
     export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
   fi
@@ -120,6 +131,6 @@ build_preset() {
   (
     cd -- "$repo_root" || exit
     cmake --preset "$name" --log-level=WARNING
-    cmake --build --preset "$name" --target "$target" --parallel "$(job_count)" -- "${ninja_options[@]}"
+    cmake --build --preset "$name" --target "${@:-all}" --parallel "$(job_count)" -- "${ninja_options[@]}"
   )
 }
