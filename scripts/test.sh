@@ -3,13 +3,15 @@
 set -euo pipefail
 usage() {
   cat <<'EOF'
-usage: scripts/test.sh [--full]
+usage: scripts/test.sh [--full | --smoke]
 
 Installs what is missing (as root), builds the sim preset and runs all tests with ctest.
 
   --full   also: the include rule, clang-format and clang-tidy; the tests of what runs on a device under
            AddressSanitizer (sim-asan) and ThreadSanitizer (sim-tsan); everything compiled by nvcc for sm_80, 90a, 100
-           and 120 (cuda), the tests on the GPU where there is one, and the rules for the machine code (sass_report.py)
+           and 120 (cuda), the tests on the GPU where there is one, and the rules for the machine code (sass_report.py);
+           both README commands in a new Debian (fresh.sh)
+  --smoke  a handful of tests only, and only what they need is built: training under mpirun, and the scripts
 
 Ends with the time of each stage and ctest's totals of each preset. Returns 1 when anything failed.
 EOF
@@ -19,6 +21,8 @@ EOF
 source "$(dirname -- "${BASH_SOURCE[0]}")/lib/setup.sh"
 
 full=false
+tests=()    # what ctest is told beside the preset: which tests; all if empty
+targets=()  # what is built: everything if empty
 for argument in "$@"; do
   case $argument in
     -h | --help)
@@ -26,9 +30,16 @@ for argument in "$@"; do
       exit
       ;;
     --full) full=true ;;
+    --smoke)
+      targets=(minillm cli_test)
+      tests=(--tests-regex '^Train\.|^scripts\.' --exclude-regex '^scripts\.gpu_check$')
+      ;;
     *) die "no option '$argument'. See --help" ;;
   esac
 done
+if $full && ((${#tests[@]} > 0)); then
+  die "--full and --smoke: one or the other"
+fi
 
 # Formatting and checks differ between versions of LLVM; this is the one that the sources were written with.
 llvm_version=14
@@ -65,11 +76,11 @@ skip() { # NAME WHY
 }
 
 run_tests() { # PRESET
-  ctest --preset "$1" --parallel "$(job_count)" --output-on-failure --no-tests=error 2>&1 | tee "$logs/$1"
+  ctest --preset "$1" "${tests[@]}" --parallel "$(job_count)" --output-on-failure --no-tests=error 2>&1 | tee "$logs/$1"
 }
 
 test_preset() { # PRESET
-  stage "build $1" build_preset "$1"
+  stage "build $1" build_preset "$1" "${targets[@]}"
   if ((status != 0)); then
     skip "test $1" "it did not build"
     totals+=("$1: no tests ran: it did not build")
@@ -122,6 +133,15 @@ cuda_stages() {
   stage "machine code" scripts/sass_report.py --check
 }
 
+fresh_stage() {
+  local why
+  if why=$(scripts/fresh.sh --check 2>&1); then
+    stage "fresh root" scripts/fresh.sh --steps 40
+  else
+    skip "fresh root" "$(tail -n 1 <<<"$why")"
+  fi
+}
+
 if $full; then
   require_packages build lint
   stage "include rule" scripts/check_layers.sh
@@ -137,6 +157,7 @@ if $full; then
   test_preset sim-asan
   test_preset sim-tsan
   cuda_stages
+  fresh_stage
 fi
 
 printf '\nSummary (%d s)\n' "$SECONDS"

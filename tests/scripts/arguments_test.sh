@@ -19,3 +19,9 @@ refuses "RANKS must be a whole number from 1 to 9999, not 'two'" "$scripts/quick
 refuses "no file matches" "$scripts/quickstart.sh" 2 "/nonexistent/*.txt"
 refuses "at most two arguments" "$scripts/quickstart.sh" 2 a b
 refuses "no option '--fast'" "$scripts/test.sh" --fast
+refuses "--full and --smoke: one or the other" "$scripts/test.sh" --smoke --full
+refuses "no option '--fast'" "$scripts/fresh.sh" --fast
+refuses "--steps: a whole number from 1 to 999999, not '0'" "$scripts/fresh.sh" --steps 0
+refuses "--steps: a whole number from 1 to 999999, not ''" "$scripts/fresh.sh" --steps
+refuses "--keep: '/' exists" "$scripts/fresh.sh" --keep /
+refuses "--enter: '/nonexistent' is no root that --keep left" "$scripts/fresh.sh" --enter /nonexistent true
