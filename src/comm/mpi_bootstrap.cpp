@@ -106,6 +106,9 @@ std::unique_ptr<Bootstrap> make_mpi_bootstrap(int* argc, char*** argv) {
   MPI_Initialized(&started);
   if (started)
     throw CommunicationError("MPI was already started by this process: it can be started only once");
+  // hwloc, which MPI asks about the machine, would look for GPUs at the X displays 0 to 9: ten times the time
+  // that a display or a name server takes to answer, for ever where a display does not.
+  (void)setenv("HWLOC_COMPONENTS", "-gl", 0);
   starting = true;
   const int result = MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided);
   starting = false;

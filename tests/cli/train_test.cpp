@@ -1,6 +1,10 @@
 // Training as a user starts it: what it prints and leaves behind, and what it says when something is wrong.
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
 
+#include <cstring>
 #include <regex>
 
 #include "command.h"
@@ -142,6 +146,43 @@ TEST(Train, AnErrorBetweenStepsEndsAllRanks) {
                kGoneWithin);
   }();
   expect_failed(result, ExitCode::kInput, {"[rank 0] error: ", "metrics.jsonl", "disk"});
+}
+
+/// A socket that takes connections and never answers.
+class DeafServer {
+ public:
+  explicit DeafServer(const std::string& path) {
+    sockaddr_un address{.sun_family = AF_UNIX, .sun_path = {}};
+    std::strncpy(address.sun_path, path.c_str(), sizeof(address.sun_path) - 1);
+    EXPECT_EQ(bind(socket_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0) << path;
+    EXPECT_EQ(listen(socket_, 64), 0) << path;
+  }
+  ~DeafServer() { close(socket_); }
+  DeafServer(const DeafServer&) = delete;
+  DeafServer& operator=(const DeafServer&) = delete;
+
+ private:
+  int socket_ = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+};
+
+TEST(Train, WaitsForNoDisplay) {
+  if (!MINILLM_WITH_MPI) GTEST_SKIP() << "needs MPI";
+  const std::vector<std::string> in_namespace{"/usr/bin/unshare", "--mount", "/bin/sh", "-c"};
+  if (run(with(in_namespace, {"true"})).exit_code != 0)
+    GTEST_SKIP() << "needs a mount namespace, which is root's to make";
+  const TemporaryFolder folder, displays;
+  const DeafServer server(displays.path("X0"));
+  // Both have to keep away from it of themselves: the launcher, and a program that was started by another
+  // one.
+  const std::vector<std::string> ranks =
+      with({"-np", "2", "/usr/bin/env", "-u", "HWLOC_COMPONENTS", MINILLM_PROGRAM},
+           tiny(folder, {"--set", "train.steps=1"}));
+  const Result result = run(
+      with(with(in_namespace, {"mkdir -p /tmp/.X11-unix && mount --bind \"$0\" /tmp/.X11-unix && exec \"$@\"",
+                               displays.path("."), MINILLM_SOURCE_DIR "/scripts/mpirun.sh"}),
+           ranks),
+      std::chrono::seconds(60));
+  EXPECT_EQ(result.exit_code, 0) << result;
 }
 
 }  // namespace
