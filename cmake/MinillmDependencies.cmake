@@ -13,8 +13,7 @@ endif()
 find_package(CLI11 2.1 QUIET)
 if(NOT CLI11_FOUND)
   FetchContent_Declare(CLI11
-    GIT_REPOSITORY https://github.com/CLIUtils/CLI11.git
-    GIT_TAG v2.4.2
-    GIT_SHALLOW ON)
+    URL https://github.com/CLIUtils/CLI11/archive/refs/tags/v2.4.2.tar.gz
+    URL_HASH SHA256=f2d893a65c3b1324c50d4e682c0cdc021dd0477ae2c048544f39eed6654b699a)
   FetchContent_MakeAvailable(CLI11)
 endif()
