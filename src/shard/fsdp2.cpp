@@ -58,6 +58,8 @@ class Builder {
  private:
   Group& group_of(int unit) { return groups_[unit == head_ ? kRoot : unit]; }
   int64_t parameter_bytes(int64_t elements) const { return elements * size_of(options_.parameter_type); }
+  bool sharded() const { return layout_.world > 1; }
+  bool casts() const { return options_.parameter_type != DType::kFp32; }
 
   int add(std::string name, int64_t bytes, Purpose purpose) {
     buffers_.push_back({std::move(name), bytes, purpose});
@@ -97,25 +99,40 @@ class Builder {
   // Copy-in and gather. `state` makes the copy-in wait for the copy-out that used it last; `held` is the
   // gathered buffer that is dropped once this gather has been issued.
   void gather(Group& group, int state, int held) {
-    const bool casts = options_.parameter_type != DType::kFp32;
-    const bool sharded = layout_.world > 1;
-    const int cast =
-        !casts ? kNone
-               : add(group.name + " cast", parameter_bytes(group.shard_elements), Purpose::kWeightSlots);
+    if (!sharded()) return;
+    const int cast = add_cast(group, group.shard_elements);
     group.gathered = add(group.name + " gathered", parameter_bytes(group.elements), Purpose::kWeightSlots);
-    const int root_state = &group == &groups_[kRoot] ? root_state_ : kNone;
     for (int unit : group.units)
-      emit(OpKind::kCopyIn, unit, StreamId::kCopy, {group.master, sharded ? kNone : held},
-           {cast, group.gathered, state, root_state});
-    if (!sharded) return;
+      emit(OpKind::kCopyIn, unit, StreamId::kCopy, {group.master},
+           {cast, group.gathered, state, root_state(group)});
     for (int unit : group.units)
       emit(OpKind::kGather, unit, StreamId::kGather, {group.gathered, held}, {group.gathered});
   }
 
+  // From the gathered buffer, or without sharding from the master weights, of which one tensor at a time is
+  // cast.
   void copy_out(Group& group, int state) {
     group.weights = add(group.name + " weights", parameter_bytes(group.elements), Purpose::kWeightSlots);
+    const int cast = sharded() ? kNone : add_cast(group, largest_tensor(group));
     for (int unit : group.units)
-      emit(OpKind::kCopyOut, unit, StreamId::kCompute, {group.gathered, state}, {group.weights});
+      if (sharded())
+        emit(OpKind::kCopyOut, unit, StreamId::kCompute, {group.gathered, state}, {group.weights});
+      else
+        emit(OpKind::kCopyOut, unit, StreamId::kCompute, {group.master},
+             {cast, group.weights, root_state(group)});
+  }
+
+  int root_state(const Group& group) const { return &group == &groups_[kRoot] ? root_state_ : kNone; }
+
+  int add_cast(const Group& group, int64_t elements) {
+    return casts() ? add(group.name + " cast", parameter_bytes(elements), Purpose::kWeightSlots) : kNone;
+  }
+
+  int64_t largest_tensor(const Group& group) const {
+    int64_t elements = 0;
+    for (int unit : group.units)
+      for (const Slice& slice : layout_.units[unit].slices) elements = std::max(elements, slice.elements);
+    return elements;
   }
 
   // The two states alternate, so that a copy-in waits for the copy-out of the last unit but one: two gathered
@@ -183,16 +200,20 @@ class Builder {
     reduce_input_ = kNone;
   }
 
+  // The gradients of a block's weights are not all there when most else is, so what the pass has at its peak
+  // is a buffer of its own, and they are one from its end on.
   void backward_pass(int unit) {
-    const int input = unit == 0 ? inputs_ : outputs_[unit - 1];
-    const int extra =
-        unit == 0 ? kNone
-                  : add_for(unit, " backward extra", options_.memory.block_backward_extra, Purpose::kScratch);
+    const EagerMemory& memory = options_.memory;
+    const bool block = unit > 0;
+    const int at_peak =
+        !block ? kNone
+               : add_for(unit, " backward", memory.block_backward - memory.residual, Purpose::kScratch);
     add_gradients(unit);
     // The previous unit's reduction input is dropped only after this pass.
     emit(OpKind::kBackward, unit, StreamId::kCompute,
-         {group_of(unit).weights, saved_[unit], input, output_gradients_[unit], reduce_input_},
-         {weight_gradients_[unit], unit > 0 ? output_gradients_[unit - 1] : kNone, extra});
+         {group_of(unit).weights, saved_[unit], block ? outputs_[unit - 1] : inputs_, output_gradients_[unit],
+          reduce_input_},
+         {block ? output_gradients_[unit - 1] : weight_gradients_[unit], at_peak});
   }
 
   // The state makes the copy-in wait for the reduction before: one input exists at a time.
@@ -204,10 +225,10 @@ class Builder {
         first ? group.gradient_shard
               : add(group.name + " reduced", kFp32Bytes * group.shard_elements, Purpose::kGradientSlots);
     for (int unit : group.units)
-      emit(OpKind::kReduceCopyIn, unit, StreamId::kCompute, {weight_gradients_[unit]},
-           {reduce_input_, reduce_scatter_state_});
+      emit(OpKind::kReduceCopyIn, unit, StreamId::kCompute, {},
+           {weight_gradients_[unit], reduce_input_, reduce_scatter_state_});
     for (int unit : group.units)
-      emit(layout_.world > 1 ? OpKind::kReduceScatter : OpKind::kAccumulate, unit, StreamId::kReduce,
+      emit(sharded() ? OpKind::kReduceScatter : OpKind::kAccumulate, unit, StreamId::kReduce,
            {reduce_input_, reduce_scatter_state_, root_state_}, {reduced});
     const bool replicated = options_.replicas > 1;
     if (replicated)
@@ -230,7 +251,7 @@ class Builder {
     Operation& collect = emit(OpKind::kCollectNorm, kNone, StreamId::kCompute, {}, {});
     collect.reads = partials;
     collect.writes = {{RegionKind::kNormTotal}};
-    if (layout_.world > 1) {
+    if (sharded()) {
       Operation& sum = emit(OpKind::kAllReduceNorm, kNone, StreamId::kReduce, {}, {});
       sum.reads = sum.writes = {{RegionKind::kNormTotal}};
     }
@@ -285,14 +306,13 @@ Fsdp2 build_fsdp2(const Layout& layout, const Fsdp2Options& options) {
 
 int64_t copy_bytes(const Operation& operation, const Layout& layout, DType parameter_type) {
   const int64_t size = size_of(parameter_type);
+  const int64_t cast = parameter_type == DType::kFp32 ? 0 : kFp32Bytes + size;
   const auto unit = [&]() -> const UnitLayout& { return layout.units[operation.unit]; };
   switch (operation.kind) {
-    case OpKind::kCopyIn: {
-      const int64_t cast = parameter_type == DType::kFp32 ? 0 : kFp32Bytes + size;
+    case OpKind::kCopyIn:
       return unit().shard_elements * (cast + 2 * size);
-    }
     case OpKind::kCopyOut:
-      return unit().padded_elements * 2 * size;
+      return unit().padded_elements * ((layout.world > 1 ? 0 : cast) + 2 * size);
     case OpKind::kReduceCopyIn:
       return unit().padded_elements * (size + kFp32Bytes);
     case OpKind::kClip:

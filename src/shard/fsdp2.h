@@ -22,13 +22,15 @@
 
 namespace minillm::shard {
 
-/// Bytes of tensors that eager PyTorch has on a rank for one micro-batch, weights and their gradients apart.
+/// Bytes of tensors that eager PyTorch has on a rank for one micro-batch, beside weights and what is reduced.
 struct EagerMemory {
-  int64_t inputs = 0;                ///< tokens and targets
-  int64_t residual = 0;              ///< output of the embedding or of a block; as much, its gradient
-  int64_t block_saved = 0;           ///< saved by a block for its backward pass, its input apart
-  int64_t block_forward_extra = 0;   ///< most that its forward pass has beyond that, its output apart
-  int64_t block_backward_extra = 0;  ///< most that its backward pass has beyond gradients of output and input
+  int64_t inputs = 0;               ///< what a step keeps from end to end: tokens and targets, scalars
+  int64_t residual = 0;             ///< output of the embedding or of a block; as much, its gradient
+  int64_t block_saved = 0;          ///< saved by a block for its backward pass, its input apart
+  int64_t block_forward_extra = 0;  ///< most that its forward pass has beyond that, its output apart
+  /// Most that its backward pass has beyond all that was saved and the gradient of its output: gradients of
+  /// activations and, of the products that came so far, those of weights. What was saved is freed meanwhile.
+  int64_t block_backward = 0;
   /// Most that the head's passes and the loss have at once, including the gradients of the head's weights and
   /// of its input, which they leave behind.
   int64_t loss = 0;
@@ -56,15 +58,16 @@ struct Fsdp2 {
 /// on these two, side by side, which share the root's buffers, so that none of what follows starts before
 /// both are done: the bytes are FSDP2's, the latency of a collective counts twice. Reductions are in fp32.
 /// Parameters are padded as the layout pads them; FSDP2 pads each tensor's first dimension to a multiple of
-/// the ranks. Without sharding (world 1) there is no gather, but all copies are made, and kAccumulate is the
+/// the ranks. Without sharding (world 1) there is nothing to gather and nothing is prefetched: right before a
+/// pass its stream casts the unit's tensors one by one and copies them (kCopyOut); and kAccumulate is the
 /// copy that stands for the reduction.
 ///
 /// Throws InternalError for fewer than two units, or less than one replica or micro-batch.
 Fsdp2 build_fsdp2(const Layout& layout, const Fsdp2Options& options);
 
 /// Device memory that an operation reads and writes for FSDP2's copies alone: of kCopyIn (a cast unless
-/// weights are fp32, then a copy), kCopyOut, kReduceCopyIn, and kClip (which scales all gradient shards); 0
-/// for the others.
+/// weights are fp32, then a copy), kCopyOut (without sharding the cast, too), kReduceCopyIn, and kClip (which
+/// scales all gradient shards); 0 for the others.
 int64_t copy_bytes(const Operation& operation, const Layout& layout, DType parameter_type);
 
 /// The memory table: `bytes` is the largest sum of tensors alive at once in the order of the list, which is

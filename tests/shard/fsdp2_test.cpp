@@ -84,17 +84,13 @@ TEST(Fsdp2, ListingOfASingleRankWithClippingAndTwoMicroBatches) {
   const Fsdp2 step = build_fsdp2(layout, {.micro_batches = 2, .clip = true});
   EXPECT_EQ(listing(step.schedule, layout.unit_names()), R"(
 compute: upload
-copy: copy in embedding | after upload
-copy: copy in head
-compute: copy out embedding | after copy in head
+compute: copy out embedding
 compute: copy out head
 compute: forward embedding
-copy: copy in block0
-compute: copy out block0 | after copy in block0
+compute: copy out block0
 compute: forward block0
 compute: loss head
-copy: copy in block0 | after copy out block0
-compute: copy out block0 | after copy in block0
+compute: copy out block0
 compute: backward block0
 compute: reduce copy in block0
 reduce: accumulate block0 | after reduce copy in block0
@@ -103,17 +99,13 @@ compute: reduce copy in embedding | after accumulate block0
 compute: reduce copy in head
 reduce: accumulate embedding | after reduce copy in head
 reduce: accumulate head
-copy: copy in embedding of micro-batch 1 | after accumulate head
-copy: copy in head of micro-batch 1
-compute: copy out embedding of micro-batch 1 | after copy in head of micro-batch 1
+compute: copy out embedding of micro-batch 1 | after accumulate head
 compute: copy out head of micro-batch 1
 compute: forward embedding of micro-batch 1
-copy: copy in block0 of micro-batch 1
-compute: copy out block0 of micro-batch 1 | after copy in block0 of micro-batch 1
+compute: copy out block0 of micro-batch 1
 compute: forward block0 of micro-batch 1
 compute: loss head of micro-batch 1
-copy: copy in block0 of micro-batch 1 | after copy out block0 of micro-batch 1
-compute: copy out block0 of micro-batch 1 | after copy in block0 of micro-batch 1
+compute: copy out block0 of micro-batch 1
 compute: backward block0 of micro-batch 1
 compute: reduce copy in block0 of micro-batch 1
 reduce: accumulate block0 of micro-batch 1 | after reduce copy in block0 of micro-batch 1

