@@ -10,6 +10,7 @@ FSDP averages gradients, which gloo has been known not to do, and a wrong scale 
 import json
 import sys
 import time
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -59,6 +60,13 @@ def loss_of(logits, targets, reduction="mean"):
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
+def exact_loss_sum(logits, targets, rows=1024):
+    """The sum of the losses of bf16 logits in fp32, which a bf16 loss, three digits, only hints at: for the report. A few
+    rows at a time: beside the loss's backward pass, which has three times all logits, it takes no memory."""
+    parts = zip(logits.detach().flatten(0, 1).split(rows), targets.flatten().split(rows))
+    return sum(F.cross_entropy(part.float(), wanted, ignore_index=IGNORED, reduction="sum") for part, wanted in parts)
+
+
 def single_process_step(rank):
     """(loss, gradient norm) of step 0 of all ranks' sequences, computed here, one rank's batch at a time. Weights and
     activations are in the compute type, gradients are added in fp32: what FSDP is meant to do."""
@@ -69,10 +77,11 @@ def single_process_step(rank):
     gradients = [torch.zeros_like(p) for p in masters]
     loss, valid = 0.0, 0
     for r in range(rank.world):
+        rank.log(f"  the first step without FSDP, batch {r + 1} of {rank.world}")
         tokens, targets = rank.batch(0, r)
         logits = torch.func.functional_call(model, dict(zip(names, compute)), (tokens,))
         part = loss_of(logits, targets, "sum")
-        exact = loss_of(logits.detach().float(), targets, "sum")  # a bf16 sum has three digits
+        exact = exact_loss_sum(logits, targets)
         for total, gradient in zip(gradients, torch.autograd.grad(part, compute)):
             total += gradient
         loss += exact.item()
@@ -109,14 +118,19 @@ class Peer:
         # Made before the clock runs, as a data loader would.
         self.batches = [rank.batch(step, rank.rank) for step in range(rank.job["steps"])]
 
-    def step(self, number):
-        """(mean loss over all ranks, gradient norm or None): on the device, nothing waits for them."""
+    def step(self, number, clock):
+        """(mean loss over all ranks, gradient norm or None): on the device, nothing waits for them. What is only for the
+        report is left out of the clock's time."""
         tokens, targets = self.batches[number]
         mine = (targets != IGNORED).sum()
         everyones = mine.clone()
         dist.all_reduce(everyones)
         # FSDP averages gradients over the ranks; with equal numbers of targets the weight is exactly 1.
-        loss = self.loss(self.model(tokens), targets) * (self.rank.world * mine / everyones)
+        logits = self.model(tokens)
+        loss = self.loss(logits, targets) * (self.rank.world * mine / everyones)
+        with clock.stopped():
+            mean = exact_loss_sum(logits, targets) / everyones
+            del logits  # or its memory would last through the backward pass
         loss.backward()
         norm = None
         if self.clip > 0 or number == 0:
@@ -125,7 +139,6 @@ class Peer:
             norm = norm.full_tensor() if number == 0 else None
         self.optimizer.step()
         self.optimizer.zero_grad()
-        mean = loss.detach().float() / self.rank.world
         dist.all_reduce(mean)
         return mean, norm
 
@@ -134,21 +147,36 @@ class Clock:
     """The times at which the steps end on the device, without making the host wait on CUDA."""
 
     def __init__(self, cuda):
-        self._cuda, self._marks = cuda, []
+        self._cuda, self._marks, self._stops = cuda, [], []
+
+    def _now(self):
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def mark(self):
-        if self._cuda:
-            self._marks.append(torch.cuda.Event(enable_timing=True))
-            self._marks[-1].record()
-        else:
-            self._marks.append(time.perf_counter())
+        self._marks.append(self._now())
+        self._stops.append([])  # of the step that begins
+
+    @contextmanager
+    def stopped(self):
+        """What is enqueued within does not count as the step's."""
+        begin = self._now()
+        yield
+        self._stops[-1].append((begin, self._now()))
+
+    def _between(self, begin, end):
+        return begin.elapsed_time(end) / 1000 if self._cuda else end - begin
 
     def seconds(self):
-        pairs = list(zip(self._marks, self._marks[1:]))
         if self._cuda:
             torch.cuda.synchronize()
-            return [a.elapsed_time(b) / 1000 for a, b in pairs]
-        return [b - a for a, b in pairs]
+        return [
+            self._between(begin, end) - sum(self._between(*stop) for stop in stops)
+            for begin, end, stops in zip(self._marks, self._marks[1:], self._stops)
+        ]
 
 
 def train(rank):
@@ -159,7 +187,7 @@ def train(rank):
     clock, losses, norms = Clock(rank.cuda), [], []
     clock.mark()
     for step in range(rank.job["steps"]):
-        loss, norm = peer.step(step)
+        loss, norm = peer.step(step, clock)
         clock.mark()
         losses.append(loss)
         norms.append(norm)

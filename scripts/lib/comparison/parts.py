@@ -82,14 +82,24 @@ class Comparison:
 
     def attempt(self, name, part):
         """The part's result, or None after it has failed."""
-        print(f"==> {name}", file=sys.stderr, flush=True)
+        self.say(f"==> {name}")
         try:
             return part()
         except (PartFailed, OSError, ValueError, KeyError) as error:
             self.failures.append(f"{name}: {error}")
             return None
 
+    def say(self, text):
+        print(text, file=sys.stderr, flush=True)
+
+    def run_group(self, commands, log, **options):
+        def tell(seconds, line):
+            self.say(f"    after {seconds:.0f} s: {line or 'no output yet'}")
+
+        return run_group(commands, self.arguments.timeout, log, tell=tell, **options)
+
     def write_initial_weights(self):
+        self.say("==> initial weights")
         import torch
         from minillm_torch import MiniLLM, Model, initialize_
         from safetensors.torch import save_file
@@ -121,7 +131,7 @@ class Comparison:
         path.write_text(json.dumps(job))
         commands = [[sys.executable, PEER, path, rank] for rank in range(world)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(job["threads"])}
-        peaks = run_group(commands, self.arguments.timeout, folder / "log", environment)
+        peaks = self.run_group(commands, folder / "log", environment=environment)
         ranks = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(world)]
         result = {key: ranks[0][key] for key in ("step_s", "losses", "grad_norms")}
         # A step ends when its slowest rank does.
@@ -150,7 +160,7 @@ class Comparison:
         command += [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         if arguments.world > 1:
             command = [ROOT / "scripts" / "mpirun.sh", "-np", arguments.world, *command]
-        peaks = run_group([command], arguments.timeout, logs / "log", directory=os.getcwd())
+        peaks = self.run_group([command], logs / "log", directory=os.getcwd())
         steps = [json.loads(line) for line in (logs / "metrics.jsonl").read_text().splitlines()]
         if len(steps) != arguments.steps:
             raise PartFailed(f"metrics.jsonl has {len(steps)} steps instead of {arguments.steps}")

@@ -63,7 +63,7 @@ def table(config, arguments, device, results):
         f"{LABELS[memory_key(device)]}, maximum over ranks.",
     ]
     if config["precision"]["param"] == "bf16":
-        lines.append("PyTorch's losses are rounded to bf16, three digits; minillm's are fp32.")
+        lines.append("The peer trains with losses in bf16; here they are computed from its logits again, in fp32.")
     if device == "cpu":
         lines.append("minillm runs on its simulated device: nothing about speed or memory on a GPU follows from this.")
     lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
