@@ -64,7 +64,8 @@ std::string affinity_warning(std::span<const Cores> ranks) {
 std::string affinity_warning(Bootstrap& bootstrap) {
   const Cores mine = own_cores();
   std::vector<Cores> all(static_cast<size_t>(bootstrap.size()));
-  bootstrap.gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  bootstrap.gather(bootstrap.everyone(), std::as_bytes(std::span(&mine, 1)),
+                   std::as_writable_bytes(std::span(all)));
   return bootstrap.rank() == 0 ? affinity_warning(all) : "";
 }
 

@@ -60,7 +60,7 @@ std::vector<Statements> gather(std::span<const Statement> mine, Bootstrap& boots
   std::string part = encode(mine), all;
   part.resize(static_cast<size_t>(bootstrap.max(std::ssize(part))));
   if (bootstrap.rank() == 0) all.resize(part.size() * static_cast<size_t>(bootstrap.size()));
-  bootstrap.gather(bytes_of(part), bytes_of(all));
+  bootstrap.gather(bootstrap.everyone(), bytes_of(part), bytes_of(all));
   std::vector<Statements> of_ranks;
   for (size_t at = 0; at < all.size(); at += part.size())
     of_ranks.push_back(decode(std::string_view(all).substr(at, part.size())));

@@ -286,7 +286,8 @@ TEST(Bootstrap, ExchangesHostValues) {
   EXPECT_EQ(value, 40);
   std::vector<int64_t> all(static_cast<size_t>(size), -1);
   const int64_t mine = rank * rank;
-  job()->gather(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)));
+  job()->gather(job()->everyone(), std::as_bytes(std::span(&mine, 1)),
+                std::as_writable_bytes(std::span(all)));
   for (int r = 0; r < size; ++r) EXPECT_EQ(all[static_cast<size_t>(r)], rank == 0 ? r * r : -1);
   EXPECT_GE(job()->local_size(), 1);
   EXPECT_LT(job()->local_rank(), job()->local_size());

@@ -37,8 +37,8 @@ class OtherMachines final : public comm::Bootstrap {
   int local_size() const override { return local_size_; }
   void barrier() override { world->barrier(); }
   void broadcast(std::span<std::byte> bytes) override { world->broadcast(bytes); }
-  void gather(std::span<const std::byte> part, std::span<std::byte> all) override {
-    world->gather(part, all);
+  void gather(const comm::Group& group, std::span<const std::byte> part, std::span<std::byte> all) override {
+    world->gather(group, part, all);
   }
   int64_t max(int64_t value) override { return world->max(value); }
   [[noreturn]] void abort(int exit_code) override {
