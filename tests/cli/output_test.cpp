@@ -5,6 +5,7 @@
 #include <sys/sysmacros.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <filesystem>
 #include <sstream>
 
@@ -165,6 +166,7 @@ TEST_F(Output, AFaultWhileSavingLeavesTheOldWeights) {
 
 TEST_F(Output, ASecondRunInAFolderIsRefusedAndLearnsOfTheFirst) {
   const Result result = bash(R"(
+    trap 'kill -KILL $(jobs -p) 2> $folder/none' EXIT
     first() { $minillm train $config --set train.steps=1000000 "$@" > $folder/first & }
     await() { for ((i = 0; i < 600; ++i)); do test -s $folder/$1 && return; sleep 0.1; done; exit 99; }
     first --set checkpoint.dir=$folder/out; await out/.model.safetensors.lock

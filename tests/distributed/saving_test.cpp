@@ -1,6 +1,6 @@
 // Saving the weights of several ranks: the same file under every policy, through the memory of one unit.
 #include <algorithm>
-#include <filesystem>
+#include <exception>
 
 #include "checkpoint/safetensors.h"
 #include "support.h"
@@ -20,7 +20,10 @@ class CountingBootstrap final : public comm::Bootstrap {
   void barrier() override { world->barrier(); }
   void broadcast(std::span<std::byte> bytes) override { world->broadcast(bytes); }
   int64_t max(int64_t value) override { return world->max(value); }
-  [[noreturn]] void abort(int exit_code) override { world->abort(exit_code); }
+  [[noreturn]] void abort(int exit_code) override {
+    world->abort(exit_code);
+    std::terminate();  // not reached; g++ does not believe [[noreturn]] of a virtual function
+  }
   void gather(const comm::Group& group, std::span<const std::byte> part, std::span<std::byte> all) override {
     ++gathers;
     largest = std::max(largest, std::ssize(all));
