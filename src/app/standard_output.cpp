@@ -17,8 +17,8 @@ namespace {
 
 constexpr size_t kBufferBytes = 1 << 14;
 
-/// A standard file that the caller closed must not give its number to the next file that is opened, into which
-/// everything printed would go. What takes its place can only be used the other way round.
+/// A standard file that the caller closed must not give its number to the next file that is opened, into
+/// which everything printed would go. What takes its place can only be used the other way round.
 void occupy_standard_files() {
   for (const int file : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
     if (fcntl(file, F_GETFD) < 0 && errno == EBADF)
@@ -38,7 +38,7 @@ StandardOutput::~StandardOutput() {
   std::cout.rdbuf(before_);
 }
 
-void StandardOutput::check() {
+void StandardOutput::check() const {
   std::cout.flush();
   if (error_ != 0)
     throw InputError(std::string("standard output cannot be written: ") + std::strerror(error_) +

@@ -17,7 +17,7 @@ class StandardOutput : private std::streambuf {
   StandardOutput& operator=(const StandardOutput&) = delete;
 
   /// Flushes. Throws InputError with the cause when something that was printed could not be written.
-  void check();
+  void check() const;
 
  private:
   int overflow(int character) override;

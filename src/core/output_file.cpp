@@ -154,7 +154,7 @@ void OutputFile::open_temporary() {
   struct stat old {};
   if (!target_.exists || stat(target.c_str(), &old) != 0) return;
   (void)!fchown(file_.get(), old.st_uid, old.st_gid);
-  (void)!fchmod(file_.get(), old.st_mode & 07777);  // after the owner, whose change clears bits
+  (void)!fchmod(file_.get(), old.st_mode & 0777);
 }
 
 OutputFile::~OutputFile() {
