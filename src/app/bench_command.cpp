@@ -5,6 +5,7 @@
 #include <string>
 
 #include "app/cli.h"
+#include "app/number_option.h"
 #include "config/config.h"
 #include "core/error.h"
 #include "core/output_file.h"
@@ -60,17 +61,12 @@ void add_bench_command(CLI::App& app) {
                    "Only cases whose names contain a match, e.g. '^gemm|attention'")
       ->type_name("REGEX");
   command->add_option("--json", arguments->json, "Writes the results into this file, too")->type_name("FILE");
-  command
-      ->add_option("--repeats", arguments->meter.repeats, "Timed calls of each, of which the median counts")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1000).description(""))
-      ->capture_default_str();
-  command
-      ->add_option("--ranks", arguments->ranks,
-                   "How many ranks share the optimizer's work; one is measured, on this machine's first GPU")
-      ->type_name("N")
-      ->check(CLI::Range(1, 1 << 20).description(""))
-      ->capture_default_str();
+  add_number(*command, "--repeats", arguments->meter.repeats, config::Integer{1, 1000},
+             "Timed calls of each, of which the median counts")
+      ->default_str(std::to_string(arguments->meter.repeats));
+  add_number(*command, "--ranks", arguments->ranks, config::Integer{1, 1 << 20},
+             "How many ranks share the optimizer's work; one is measured, on this machine's first GPU")
+      ->default_str("1");
   command->footer(
       "The floor of a case is the time that its minimal bytes take at the speed of a large copy, or its\n"
       "floating-point operations at the speed of a large matrix product, whichever is longer; both speeds "

@@ -1,8 +1,10 @@
 #include <CLI/CLI.hpp>
 #include <iostream>
+#include <limits>
 #include <memory>
 
 #include "app/cli.h"
+#include "app/number_option.h"
 #include "train/generate.h"
 
 namespace minillm::app {
@@ -14,15 +16,15 @@ void add_generate_command(CLI::App& app) {
       ->type_name("FILE")
       ->required();
   command->add_option("--prompt", options->prompt, "The text to continue")->type_name("TEXT");
-  command->add_option("--tokens", options->tokens, "How many bytes to add")
-      ->type_name("N")
-      ->capture_default_str();
-  command->add_option("--temperature", options->temperature, "Randomness; 0: always the most likely byte")
+  constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+  add_number(*command, "--tokens", options->tokens, config::Integer{1, kMost}, "How many bytes to add")
+      ->default_str("200");
+  add_number(*command, "--temperature", options->temperature, config::Real{0, config::kHuge},
+             "Randomness; 0: always the most likely byte")
       ->type_name("X")
-      ->capture_default_str();
-  command->add_option("--seed", options->seed, "Of the random choices")
-      ->type_name("N")
-      ->capture_default_str();
+      ->default_str("0.8");
+  add_number(*command, "--seed", options->seed, config::Integer{0, kMost}, "Of the random choices")
+      ->default_str("0");
   command->callback([options] { train::generate(*options, std::cout); });
 }
 

@@ -21,7 +21,7 @@ void ask_for_connections() {
 int fail(Process& process, const std::exception& error) {
   if (process.bootstrap && process.bootstrap->size() > 1) comm::end_job(*process.bootstrap, error);
   std::cout.flush();
-  std::cerr << (process.bootstrap ? "[rank 0] error: " : "error: ") << error.what() << std::endl;
+  std::cerr << (process.bootstrap ? "[rank 0] error: " : "error: ") << comm::describe(error) << std::endl;
   return static_cast<int>(comm::exit_code(error));
 }
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "app/cli.h"
+#include "app/number_option.h"
 #include "config/config.h"
 #include "core/error.h"
 #include "core/output_file.h"
@@ -116,8 +117,7 @@ void add_plan_command(CLI::App& app) {
   CLI::App* const command = app.add_subcommand(
       "plan", "Shows memory, traffic and a simulated timeline of a training step, without a GPU");
   add_configuration(*command, arguments->configuration);
-  command->add_option("--world", arguments->world, "Ranks of the job")
-      ->check(CLI::Range(1, 1 << 20))
+  add_number(*command, "--world", arguments->world, config::Integer{1, 1 << 20}, "Ranks of the job")
       ->required();
   command
       ->add_option(
@@ -125,10 +125,8 @@ void add_plan_command(CLI::App& app) {
           "parallel.policy: full, grads, replicate, hybrid, auto; or fsdp2, PyTorch's order with the "
           "same kernels")
       ->type_name("POLICY");
-  command
-      ->add_option("--group", arguments->group,
-                   "parallel.group_size: ranks that share a model; implies hybrid")
-      ->check(CLI::Range(1, 1 << 20))
+  add_number(*command, "--group", arguments->group, config::Integer{1, 1 << 20},
+             "parallel.group_size: ranks that share a model; implies hybrid")
       ->type_name("K");
   CLI::Option* const gpu =
       command->add_option("--gpu", arguments->gpu, "Hardware by name, default: parallel.hardware, else h100")
@@ -138,16 +136,11 @@ void add_plan_command(CLI::App& app) {
                    "Hardware from a file, also one of minillm bench --json")
       ->type_name("FILE")
       ->excludes(gpu);
-  command
-      ->add_option("--network", arguments->network_gb_per_s,
-                   "Bandwidth of a rank to other nodes, GB/s in one direction")
-      ->check(CLI::PositiveNumber)
+  add_number(*command, "--network", arguments->network_gb_per_s, config::Real{1e-6, 1e9},
+             "Bandwidth of a rank to other nodes, GB/s in one direction")
       ->type_name("GB/s");
-  command
-      ->add_option("--ranks-per-node", arguments->ranks_per_node,
-                   "Ranks of a node, instead of the hardware's")
-      ->check(CLI::Range(1, 1 << 16))
-      ->type_name("N");
+  add_number(*command, "--ranks-per-node", arguments->ranks_per_node, config::Integer{1, 1 << 16},
+             "Ranks of a node, instead of the hardware's");
   CLI::Option* const schedule = command->add_flag("--schedule", arguments->schedule,
                                                   "Lists the operations with their times, slots and waits");
   command->add_option("--trace", arguments->trace, "Writes the timeline for chrome://tracing or Perfetto")

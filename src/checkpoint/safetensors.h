@@ -21,6 +21,8 @@ struct TensorEntry {
   DType dtype = DType::kFp32;
   std::vector<int64_t> shape;
   int64_t begin = 0, end = 0;  ///< bytes, relative to the start of the data
+  /// What a file calls a type that is neither F32 nor BF16; empty otherwise. Such a tensor is not read.
+  std::string other_type = {};
 
   int64_t elements() const;
 };
@@ -62,17 +64,18 @@ class SafetensorsWriter {
   int64_t written_ = 0;
 };
 
-/// Reads a file's header at once and tensors on demand. F32 and BF16 tensors only.
+/// Reads a file's header at once and tensors on demand. Tensors that nobody asks for may have any type.
 class SafetensorsReader {
  public:
-  /// Throws InputError naming path and what is wrong: absent, truncated, malformed header, overlapping or
-  /// missing ranges, a dtype that is not supported.
+  /// Throws InputError naming path and what is wrong: absent, no regular file, truncated, malformed header,
+  /// overlapping or missing ranges, sizes that are not those of shape and type, where the type is one of the
+  /// format's.
   explicit SafetensorsReader(std::string path);
 
   const std::vector<TensorEntry>& tensors() const { return tensors_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   const std::string& path() const { return path_; }
-  /// Throws InputError listing similar names when there is none.
+  /// Throws InputError listing similar names when there is none, and for types other than F32 and BF16.
   const TensorEntry& find(const std::string& name) const;
 
   /// Elements [first, first + out.size()) of a tensor, converted to fp32.
@@ -81,6 +84,7 @@ class SafetensorsReader {
  private:
   std::string path_;
   std::vector<TensorEntry> tensors_;
+  std::map<std::string, size_t> index_;  // in tensors_, by name
   std::map<std::string, std::string> metadata_;
   int64_t data_start_ = 0;
 };

@@ -12,6 +12,7 @@
 #include "config/strict_json.h"
 #include "core/edit_distance.h"
 #include "core/error.h"
+#include "core/text_file.h"
 
 namespace minillm::checkpoint {
 namespace {
@@ -23,6 +24,7 @@ using Json = nlohmann::ordered_json;
 }
 
 std::ifstream open_for_reading(const std::string& path) {
+  require_regular_file(path);
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   // Reading a byte finds out about folders, which open like files.
@@ -50,11 +52,24 @@ std::optional<std::vector<int64_t>> sizes_from(const Json& value) {
   return sizes;
 }
 
-DType dtype_from(const Json& value, const std::string& path, const std::string& tensor) {
+/// Sets the type and the shape; the bytes that they take, where the type is one of the format's.
+std::optional<int64_t> set_type_and_shape(TensorEntry& tensor, const Json& value, const std::string& path,
+                                          const std::string& where) {
+  if (!value["dtype"].is_string())
+    malformed(path, where + "'dtype' is " + config::describe_value(value["dtype"]) + "; wanted a string");
+  const auto type = value["dtype"].get<std::string>();
+  tensor.other_type = type;
   for (const DType dtype : {DType::kFp32, DType::kBf16})
-    if (value == format_name(dtype)) return dtype;
-  throw InputError(path + ": tensor '" + tensor + "' has the dtype " + config::describe_value(value) +
-                   "; supported are \"F32\" and \"BF16\"");
+    if (type == format_name(dtype)) tensor.dtype = dtype, tensor.other_type.clear();
+
+  const auto shape = sizes_from(value["shape"]);
+  const auto element_bits = bits_of(type);
+  const auto bits = shape ? product_of(*shape, element_bits.value_or(1)) : std::nullopt;
+  if (!bits) malformed(path, where + "'shape' is not a list of sizes whose product fits 64 bits");
+  tensor.shape = *shape;
+  if (!element_bits) return std::nullopt;
+  if (*bits % 8 != 0) malformed(path, where + "its shape takes no whole number of bytes");
+  return *bits / 8;
 }
 
 TensorEntry tensor_from(const std::string& name, const Json& value, const std::string& path) {
@@ -62,18 +77,15 @@ TensorEntry tensor_from(const std::string& name, const Json& value, const std::s
   for (const char* key : {"dtype", "shape", "data_offsets"})
     if (!value.is_object() || !value.contains(key)) malformed(path, where + "'" + key + "' is missing");
 
-  TensorEntry tensor{name, dtype_from(value["dtype"], path, name), {}, 0, 0};
-  const auto shape = sizes_from(value["shape"]);
-  const auto bytes = shape ? bytes_of(*shape, tensor.dtype) : std::nullopt;
-  if (!bytes) malformed(path, where + "'shape' is not a list of sizes whose product fits 64 bits");
-  tensor.shape = *shape;
-
+  TensorEntry tensor;
+  tensor.name = name;
+  const std::optional<int64_t> bytes = set_type_and_shape(tensor, value, path, where);
   const auto offsets = sizes_from(value["data_offsets"]);
   if (!offsets || offsets->size() != 2 || offsets->front() > offsets->back())
     malformed(path, where + "'data_offsets' is not [begin, end] with 0 <= begin <= end");
   tensor.begin = offsets->front();
   tensor.end = offsets->back();
-  if (tensor.end - tensor.begin != *bytes) {
+  if (bytes && tensor.end - tensor.begin != *bytes) {
     malformed(path, where + "its shape takes " + std::to_string(*bytes) + " bytes, its offsets hold " +
                         std::to_string(tensor.end - tensor.begin));
   }
@@ -142,11 +154,16 @@ SafetensorsReader::SafetensorsReader(std::string path) : path_(std::move(path)) 
   }
   data_start_ = kLengthBytes + static_cast<int64_t>(length);
   check_ranges(tensors_, file_bytes - data_start_, path_);
+  for (size_t i = 0; i < tensors_.size(); ++i) index_[tensors_[i].name] = i;
 }
 
 const TensorEntry& SafetensorsReader::find(const std::string& name) const {
-  const auto found = std::ranges::find(tensors_, name, &TensorEntry::name);
-  if (found != tensors_.end()) return *found;
+  if (const auto found = index_.find(name); found != index_.end()) {
+    const TensorEntry& tensor = tensors_[found->second];
+    if (tensor.other_type.empty()) return tensor;
+    throw InputError(path_ + ": tensor '" + name + "' has the dtype \"" + tensor.other_type +
+                     "\"; supported are \"F32\" and \"BF16\"");
+  }
 
   std::vector<std::string> names;
   for (const TensorEntry& tensor : tensors_) names.push_back(tensor.name);

@@ -2,14 +2,18 @@
 #pragma once
 
 #include <exception>
+#include <string>
 
 #include "comm/bootstrap.h"
 #include "core/error.h"
 
 namespace minillm::comm {
 
-/// The exit code of an error: its own for minillm::Error, ExitCode::kInternal for others.
+/// The exit code of an error: its own for minillm::Error, ExitCode::kMemory where the host has no memory
+/// left, ExitCode::kInternal for others.
 ExitCode exit_code(const std::exception& error);
+/// What happened, in words.
+std::string describe(const std::exception& error);
 
 /// Prints "[rank r] error: …" and ends all ranks with the error's exit code; never returns. Most errors are
 /// the same on all ranks, so rank 0 tells at once and the others a second later, by when rank 0 has ended

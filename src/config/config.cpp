@@ -1,13 +1,9 @@
 #include "config/config.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <type_traits>
 #include <utility>
 
@@ -15,6 +11,7 @@
 #include "config/strict_json.h"
 #include "core/edit_distance.h"
 #include "core/error.h"
+#include "core/text_file.h"
 
 namespace minillm::config {
 namespace {
@@ -86,11 +83,11 @@ void collect(const Json& object, const std::string& path, const std::string& nam
 }
 
 /// JSON if `text` is JSON, else the text itself.
-Json override_value(const std::string& text, const std::string& origin) {
-  Json value = Json::parse(text, nullptr, /*allow_exceptions=*/false);
-  if (!value.is_discarded()) return value;
+Json override_value(const std::string& text, const std::string& origin) try {
+  return parse_strict_json(text, origin);
+} catch (const InputError&) {
+  const Json value = text;
   try {
-    value = text;
     static_cast<void>(value.dump());
   } catch (const Json::exception&) {
     throw UsageError(origin + ": the value is not valid UTF-8");
@@ -141,7 +138,7 @@ bool convert(const Json& value, bool& member) {
 bool convert(const Json& value, std::string& member) {
   if (!value.is_string()) return false;
   member = value.get<std::string>();
-  return true;
+  return member.find('\0') == std::string::npos;  // the system would take the part before it for the name
 }
 
 bool convert(const Json& value, DType& member) {
@@ -231,13 +228,7 @@ std::string Memory::recompute_summary() const {
 }
 
 Config load(const std::string& path, const std::vector<std::string>& overrides) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf()))
-    throw InputError(path + ": cannot read the configuration" +
-                     (errno != 0 ? std::string(": ") + std::strerror(errno) : ": the file is empty"));
-  return parse(text.str(), path, overrides);
+  return parse(read_text_file(path, "the configuration"), path, overrides);
 }
 
 Config parse(const std::string& text, const std::string& name, const std::vector<std::string>& overrides) {

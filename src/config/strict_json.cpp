@@ -11,12 +11,17 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-/// Parser callback that keeps the keys of every open object.
-class RepeatedKeys {
- public:
-  explicit RepeatedKeys(const std::string& name) : name_(name) {}
+/// What copies and prints values calls itself for each level, and the stack is finite.
+constexpr int kDeepest = 64;
 
-  bool operator()(int /*depth*/, Json::parse_event_t event, Json& value) {
+/// Parser callback that counts levels and keeps the keys of every open object.
+class Strictness {
+ public:
+  explicit Strictness(const std::string& name) : name_(name) {}
+
+  bool operator()(int depth, Json::parse_event_t event, Json& value) {
+    if (depth > kDeepest)
+      throw InputError(name_ + ": values are nested more than " + std::to_string(kDeepest) + " deep");
     if (event == Json::parse_event_t::object_start) {
       open_.emplace_back();
     } else if (event == Json::parse_event_t::object_end) {
@@ -57,8 +62,12 @@ std::string reason(const Json::exception& error) {
 }  // namespace
 
 Json parse_strict_json(std::string_view text, const std::string& name) {
+  if (text.empty()) throw InputError(name + ": not valid JSON: it is empty");
+  // The library takes NUL for the end of the text and would not look at what follows.
+  if (const size_t at = text.find('\0'); at != std::string_view::npos)
+    throw InputError(name + ": not valid JSON: byte " + std::to_string(at) + " is NUL");
   try {
-    return Json::parse(text, RepeatedKeys(name));
+    return Json::parse(text, Strictness(name));
   } catch (const Json::exception& error) {
     throw InputError(name + ": not valid JSON: " + reason(error));
   }

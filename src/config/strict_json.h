@@ -1,4 +1,5 @@
-// JSON text that people and other programs wrote, read without tolerance: no comments, no repeated keys.
+// JSON text that people and other programs wrote, read without tolerance: no comments, no repeated keys,
+// no NUL, no more levels than a program has a use for.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -8,7 +9,7 @@
 namespace minillm::config {
 
 /// Parses one JSON value. Throws InputError "NAME: …" with line and column for a syntax error, with the key
-/// and its path for a key that appears twice in one object.
+/// and its path for a key that appears twice in one object, for NUL bytes and for more than 64 levels.
 nlohmann::ordered_json parse_strict_json(std::string_view text, const std::string& name);
 
 /// What a value is, for errors: "20 (an integer)", "an object"; long texts are cut.

@@ -1,17 +1,17 @@
 #include "cuda/gemm_cache.h"
 
 #include <cublasLt.h>
+#include <unistd.h>
 
 #include <cerrno>
-#include <cstring>
-#include <fstream>
-#include <sstream>
 
 #include "core/error.h"
 #include "core/output_file.h"
+#include "core/text_file.h"
 #include "cuda/check.h"
 
 namespace minillm::cuda {
+
 GemmDevice gemm_device() {
   int device = 0, driver = 0;
   cudaDeviceProp properties;
@@ -28,14 +28,10 @@ std::string describe(const GemmDevice& device) {
 }
 
 GemmCache read_gemm_cache(const std::string& path, const Report& report) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  if (!file && errno == ENOENT) return {};
-  if (!file) throw InputError("gemm.cache " + path + ": cannot read: " + std::strerror(errno));
-  std::ostringstream text;
-  text << file.rdbuf();
+  if (::access(path.c_str(), F_OK) != 0 && errno == ENOENT) return {};
+  const std::string text = read_text_file(path, "gemm.cache");
   try {
-    return parse_gemm_cache(text.str(), path);
+    return parse_gemm_cache(text, path);
   } catch (const InputError& error) {
     report(std::string("gemm.cache ") + error.what() + "; all shapes are timed again");
     return {};

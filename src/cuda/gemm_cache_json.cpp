@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "config/strict_json.h"
 #include "core/error.h"
 #include "cuda/gemm_cache.h"
 
@@ -149,7 +150,7 @@ std::string to_json(const GemmCache& cache) {
 }
 
 GemmCache parse_gemm_cache(const std::string& text, const std::string& name) try {
-  const Json document = Json::parse(text);
+  const Json document = config::parse_strict_json(text, name);
   if (integer(document, "format", 0, std::numeric_limits<int>::max()) != kFormat)
     refuse("its format is not " + std::to_string(kFormat));
   GemmCache cache;

@@ -8,23 +8,39 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <new>
+#include <system_error>
+#include <utility>
 
 #include "core/error.h"
+#include "core/text_file.h"
 
 namespace minillm::data {
 namespace {
 
 namespace fs = std::filesystem;
 
+[[noreturn]] void cannot_search(const std::string& pattern, const std::string& path, int error) {
+  throw InputError("data.path: '" + pattern + "' cannot be searched: " + path + ": " + std::strerror(error));
+}
+
+/// What kept glob() from reading a folder. It takes a function without a context.
+thread_local std::pair<std::string, int> obstacle;
+int remember(const char* path, int error) {
+  if (error == ENOENT) return 0;
+  obstacle = {path, error};
+  return 1;  // and end: a corpus without some of its files is another one
+}
+
 std::vector<std::string> matching_paths(const std::string& pattern) {
-  std::error_code ignored;
-  if (fs::is_regular_file(pattern, ignored))
-    return {pattern};  // its name may hold characters that globs treat
+  std::error_code error;
+  if (fs::is_regular_file(pattern, error)) return {pattern};  // its name may hold characters that globs treat
+  if (error == std::errc::permission_denied) cannot_search(pattern, pattern, error.value());
   glob_t matches{};
   const std::unique_ptr<glob_t, decltype(&globfree)> owner(&matches, globfree);
-  const int status = glob(pattern.c_str(), GLOB_NOSORT, nullptr, &matches);
-  if (status != 0 && status != GLOB_NOMATCH)
-    throw InputError("data.path: '" + pattern + "' cannot be searched: " + std::strerror(errno));
+  const int status = glob(pattern.c_str(), GLOB_NOSORT, remember, &matches);
+  if (status == GLOB_ABORTED) cannot_search(pattern, obstacle.first, obstacle.second);
+  if (status == GLOB_NOSPACE) throw std::bad_alloc();
   std::vector<std::string> paths(matches.gl_pathv, matches.gl_pathv + matches.gl_pathc);
   std::ranges::sort(paths);
   return paths;
@@ -44,7 +60,7 @@ void append_file(const std::string& path, int64_t vocab_size, Corpus& corpus) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (fs::is_directory(status)) return;
-  if (fs::exists(status) && !fs::is_regular_file(status)) throw InputError(path + ": not a regular file");
+  require_regular_file(path);
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   const auto size = file ? fs::file_size(path, error) : 0;

@@ -16,8 +16,8 @@ struct Corpus {
 
 /// Reads and joins the files that `pattern` (a path or a glob) names, sorted by path byte by byte, so that
 /// locale and file system do not matter. Folders that a glob matches are skipped, links followed. Throws
-/// InputError when no file matches, or when a file is unreadable, empty, not regular, or holds a byte >=
-/// vocab_size (file, position, value).
+/// InputError when no file matches, when a folder on the way cannot be read, or when a file is unreadable,
+/// empty, not regular, or holds a byte >= vocab_size (file, position, value).
 Corpus read_corpus(const std::string& pattern, int64_t vocab_size);
 
 /// A file of a corpus, without its folder.

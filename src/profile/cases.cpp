@@ -231,6 +231,9 @@ std::vector<Case> step_cases(const config::Config& config, const shard::Layout& 
 }
 
 std::vector<Case> matching(std::vector<Case> cases, const std::string& pattern) {
+  constexpr size_t kLongest = 200;  // the library that translates it calls itself for each parenthesis
+  if (pattern.size() > kLongest)
+    throw UsageError("--only has " + std::to_string(pattern.size()) + " characters; at most 200 are allowed");
   std::string names;
   for (const Case& c : cases) names += "\n  " + c.name;
   try {

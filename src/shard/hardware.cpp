@@ -1,16 +1,13 @@
 #include "shard/hardware.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 #include "config/strict_json.h"
 #include "core/edit_distance.h"
 #include "core/error.h"
+#include "core/text_file.h"
 #include "shard/hardware_files.h"
 
 namespace minillm::shard {
@@ -51,18 +48,18 @@ class Members {
     return value.get<std::string>();
   }
 
+  // Wide enough for any machine, and what is computed from them stays finite.
   double rate(const char* key) {
-    return number(key, get(key), "a number above 0", [](double x) { return x > 0; });
+    return number(key, get(key), "a number from 1 to 1e30", [](double x) { return x >= 1 && x <= 1e30; });
   }
 
   double duration(const char* key) {
-    return number(key, get(key), "seconds, 0 or more", [](double x) { return x >= 0; });
+    return number(key, get(key), "seconds from 0 to 1e6", [](double x) { return x >= 0 && x <= 1e6; });
   }
 
-  int64_t count(const char* key) {
-    return static_cast<int64_t>(number(key, get(key), "an integer from 1 to 2^53",
-                                       [](double x) { return x >= 1 && x <= 0x1p53 && std::trunc(x) == x; }));
-  }
+  int64_t bytes(const char* key) { return integer(key, "an integer from 1 to 2^53", 0x1p53); }
+
+  int64_t ranks(const char* key) { return integer(key, "an integer from 1 to 2^20", 0x1p20); }
 
   Members object(const char* key, const Json& value) const { return {value, path_of(key), file_}; }
 
@@ -80,6 +77,11 @@ class Members {
 
   [[noreturn]] void fail(const std::string& what, const Json& found, const char* wanted) const {
     throw InputError(file_ + ": " + what + " is " + config::describe_value(found) + "; wanted " + wanted);
+  }
+
+  int64_t integer(const char* key, const char* wanted, double most) {
+    return static_cast<int64_t>(
+        number(key, get(key), wanted, [&](double x) { return x >= 1 && x <= most && std::trunc(x) == x; }));
   }
 
   template <class Allowed>
@@ -103,13 +105,13 @@ Hardware read(Members members) {
                     .attention_flops_per_s = members.rate("attention_flops_per_s"),
                     .memory_bytes_per_s = members.rate("memory_bytes_per_s"),
                     .kernel_s = members.duration("kernel_s"),
-                    .memory_bytes = members.count("memory_bytes"),
+                    .memory_bytes = members.bytes("memory_bytes"),
                     .link = std::nullopt,
                     .network = std::nullopt};
   if (members.find("peak_flops_per_s")) hardware.peak_flops_per_s = members.rate("peak_flops_per_s");
   if (const Json* value = members.find("link")) {
     Members link = members.object("link", *value);
-    hardware.link = {link.duration("latency_s"), link.rate("bytes_per_s"), link.count("ranks")};
+    hardware.link = {link.duration("latency_s"), link.rate("bytes_per_s"), link.ranks("ranks")};
     link.expect_no_others();
   }
   if (const Json* value = members.find("network")) {
@@ -141,13 +143,7 @@ Hardware hardware_by_name(std::string_view name) {
 }
 
 Hardware load_hardware(const std::string& path) {
-  errno = 0;
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  if (!file || !(text << file.rdbuf()))
-    throw InputError(path + ": cannot read the hardware's description" +
-                     (errno != 0 ? std::string(": ") + std::strerror(errno) : ": the file is empty"));
-  return parse_hardware(text.str(), path);
+  return parse_hardware(read_text_file(path, "the hardware's description"), path);
 }
 
 Hardware find_hardware(const std::string& name_or_path) {

@@ -47,7 +47,7 @@ Hardware hardware_by_name(std::string_view name);
 
 /// Reads a description, or a report of `minillm bench` that has one. Throws InputError naming the file, the
 /// key, the value and what is allowed: for a file that cannot be read, text that is not JSON, keys that are
-/// missing or unknown, and rates that are not above 0.
+/// missing or unknown, and figures that are out of range.
 Hardware load_hardware(const std::string& path);
 
 /// What parallel.hardware is: the path of a file where it has a full stop or a slash, else a name. Throws as

@@ -1,33 +1,26 @@
 #include "sim/control.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <mutex>
 #include <stdexcept>
 #include <string>
 #include <thread>
 
+#include "core/error.h"
+#include "core/number.h"
 #include "sim/device.h"
 
 namespace sim {
 namespace {
 
 [[noreturn]] void reject(const char* variable, std::string_view value, const char* allowed) {
-  throw std::invalid_argument(std::string(variable) + " is '" + std::string(value) +
-                              "'; allowed: " + allowed);
-}
-
-std::optional<uint64_t> parse_number(std::string_view text) {
-  uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || end != text.data() + text.size()) return std::nullopt;
-  return value;
+  throw minillm::UsageError(std::string(variable) + " is '" + std::string(value) + "'; allowed: " + allowed);
 }
 
 std::optional<uint64_t> parse_seed(std::string_view text, std::string_view prefix) {
   if (!text.starts_with(prefix)) return std::nullopt;
-  return parse_number(text.substr(prefix.size()));
+  return minillm::parse_number<uint64_t>(text.substr(prefix.size()));
 }
 
 Order parse_order(std::string_view text) {
@@ -50,7 +43,7 @@ int64_t parse_bytes(const char* variable, std::string_view text, uint64_t least)
   int shift = 0;
   for (const auto& [suffix, bits] : {std::pair{'K', 10}, {'M', 20}, {'G', 30}})
     if (text.ends_with(suffix)) shift = bits, digits.remove_suffix(1);
-  const auto value = parse_number(digits);
+  const auto value = minillm::parse_number<uint64_t>(digits);
   if (!value || *value < least || *value > uint64_t{1} << (62 - shift))
     reject(variable, text,
            least > 0 ? "a positive number of bytes, with suffix K, M or G if you like"
@@ -79,7 +72,7 @@ std::optional<int> parse_version(std::string_view text, int count) {
   int version = 0;
   for (int i = 0; i < count; ++i) {
     const size_t dot = i + 1 < count ? text.find('.') : text.size();
-    const auto number = parse_number(text.substr(0, dot));
+    const auto number = minillm::parse_number<uint64_t>(text.substr(0, dot));
     if (dot == std::string_view::npos || !number || *number > 99) return std::nullopt;
     version = version * 100 + static_cast<int>(*number);
     text.remove_prefix(std::min(dot + 1, text.size()));
@@ -99,14 +92,14 @@ int parse_compute_capability(std::string_view text) {
 }
 
 int parse_workers(std::string_view text) {
-  const auto value = parse_number(text);
+  const auto value = minillm::parse_number<uint64_t>(text);
   if (!value || *value < 1 || *value > 256) reject("MINILLM_SIM_WORKERS", text, "1 to 256");
   return static_cast<int>(*value);
 }
 
 int default_workers() {
   const char* ranks = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
-  const auto local_ranks = ranks != nullptr ? parse_number(ranks).value_or(1) : 1;
+  const auto local_ranks = ranks != nullptr ? minillm::parse_number<uint64_t>(ranks).value_or(1) : 1;
   const uint64_t share = std::thread::hardware_concurrency() / std::max<uint64_t>(local_ranks, 1);
   return static_cast<int>(std::clamp<uint64_t>(share, 1, 256));
 }
@@ -115,7 +108,7 @@ int default_workers() {
 void check_connections(const char* wanted) {
   const char* connections = std::getenv("CUDA_DEVICE_MAX_CONNECTIONS");
   if (wanted != nullptr && (connections == nullptr || std::string_view(connections) != wanted))
-    throw std::invalid_argument(
+    throw minillm::UsageError(
         std::string("MINILLM_SIM_CONNECTIONS is '") + wanted + "', but CUDA_DEVICE_MAX_CONNECTIONS is " +
         (connections ? std::string("'") + connections + "'" : "not set") + " when the device is first used");
 }
@@ -137,7 +130,7 @@ Settings from_environment() {
   if (const char* bytes = variable("MINILLM_SIM_NCCL_BUFFERS"))
     settings.nccl_buffer_bytes = parse_nccl_buffers(bytes);
   if (const char* delay = variable("MINILLM_SIM_DELAY")) {
-    settings.delay_seed = parse_number(delay);
+    settings.delay_seed = minillm::parse_number<uint64_t>(delay);
     if (!settings.delay_seed) reject("MINILLM_SIM_DELAY", delay, "a number");
   }
   return settings;

@@ -1,5 +1,5 @@
 // Settings of the simulated device. Each is read once from its environment variable and can be set by the
-// program. A variable that cannot be understood is a std::invalid_argument from the first call that needs the
+// program. A variable that cannot be understood is a minillm::UsageError from the first call that needs the
 // device.
 #pragma once
 
@@ -58,7 +58,7 @@ struct Settings {
 /// What is in force.
 Settings settings();
 
-/// Each throws std::invalid_argument for a value that its variable would not allow. A new number of workers
+/// Each throws minillm::UsageError for a value that its variable would not allow. A new number of workers
 /// counts for streams created later. set_streams waits for all work and throws std::logic_error while a
 /// stream exists.
 void set_workers(int workers);

@@ -3,11 +3,12 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <set>
 #include <vector>
 
 #include "checkpoint/safetensors.h"
 #include "config/config.h"
-#include "core/checked.h"
+#include "core/error.h"
 #include "core/philox.h"
 #include "cuda/check.h"
 #include "cuda/gemm.h"
@@ -17,33 +18,44 @@
 #include "model/parameters.h"
 #include "model/transformer.h"
 #include "shard/layout.h"
-#include "train/weights.h"
+#include "train/weights_file.h"
 
 namespace minillm::train {
 namespace {
 
-std::string metadata(const checkpoint::SafetensorsReader& file, const char* key) {
-  const auto entry = file.metadata().find(key);
-  if (entry == file.metadata().end())
-    throw InputError(
-        file.path() + ": has no metadata \"" + key +
-        "\", so it was not written by minillm train. Give the model.safetensors of checkpoint.dir.");
-  return entry->second;
+/// The tokens of a text. Throws UsageError for bytes that the model does not know.
+std::vector<int32_t> tokens_of(const std::string& prompt, int64_t vocab_size) {
+  std::vector<int32_t> tokens;
+  for (const char c : prompt) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte >= vocab_size)
+      throw UsageError("generate: byte " + std::to_string(tokens.size()) + " of the prompt has the value " +
+                       std::to_string(byte) + "; the model's vocab_size is " + std::to_string(vocab_size) +
+                       ", so values must be below it");
+    tokens.push_back(byte);
+  }
+  return tokens;
+}
+
+void require_byte_model(const config::Model& model) {
+  if (!model.causal)
+    throw UsageError("generate: the model was trained with model.causal false, so it cannot continue a text");
+  if (model.vocab_size > 256)
+    throw UsageError("generate: the model's vocabulary has " + std::to_string(model.vocab_size) +
+                     " tokens, but only byte vocabularies (at most 256) can be printed");
 }
 
 /// The forward pass on one device with all weights resident.
 class Inference {
  public:
-  explicit Inference(const checkpoint::SafetensorsReader& file)
-      : model_(config::model_from_json(metadata(file, kModelKey), file.path())),
-        window_(std::stoll(metadata(file, kSequenceKey))),
-        dtype_(metadata(file, kPrecisionKey) == name_of(DType::kFp32) ? DType::kFp32 : DType::kBf16),
+  Inference(const TrainedModel& trained, const checkpoint::SafetensorsReader& file)
+      : model_(trained.model),
+        window_(trained.sequence),
+        dtype_(trained.precision),
         layout_(shard::make_layout(model::units(model_), 1)),
         transformer_(model_, {.batch = 1, .sequence = window_, .head_chunk = 1}, dtype_, layout_,
                      keep_nothing(model_)),
-        workspace_(cuda::BlasLt::workspace_bytes()),
-        blas_(workspace_.data()) {
-    check();
+        blas_(workspace()) {
     allocate_buffers();
     load_weights(file);
   }
@@ -72,15 +84,6 @@ class Inference {
   }
 
  private:
-  void check() const {
-    if (!model_.causal)
-      throw UsageError(
-          "generate: the model was trained with model.causal false, so it cannot continue a text");
-    if (model_.vocab_size > 256)
-      throw UsageError("generate: the model's vocabulary has " + std::to_string(model_.vocab_size) +
-                       " tokens, but only byte vocabularies (at most 256) can be printed");
-  }
-
   // No backward pass follows, so all blocks can use the same memory.
   static model::Recomputation keep_nothing(const config::Model& model) {
     return {.blocks =
@@ -95,23 +98,50 @@ class Inference {
     stream_.synchronize();
   }
 
+  std::set<int> used_buffers() const {
+    std::set<int> used;
+    const auto add = [&](const shard::BufferUse& use) {
+      used.insert(use.reads.begin(), use.reads.end());
+      used.insert(use.writes.begin(), use.writes.end());
+    };
+    for (int unit = 0; unit < transformer_.head_unit(); ++unit) add(transformer_.uses(forward(unit)));
+    add(transformer_.logits_uses());
+    return used;
+  }
+
+  /// Before anything is allocated: the constructor comes here first.
+  void require_memory() const {
+    int64_t weights = 0, largest = 0, buffers = 0;
+    for (const shard::UnitLayout& unit : layout_.units) {
+      weights += unit.padded_elements * size_of(dtype_);
+      largest = std::max(largest, unit.padded_elements * size_of(DType::kFp32));  // while it is loaded
+    }
+    for (const int index : used_buffers())
+      buffers += transformer_.buffers()[static_cast<size_t>(index)].bytes;
+    const int64_t bytes = weights + largest + buffers + cuda::BlasLt::workspace_bytes();
+    const cuda::DeviceCapacity capacity = cuda::device_capacity();
+    if (bytes > capacity.free)
+      throw MemoryError("generate: a model with a window of " + std::to_string(window_) + " tokens needs " +
+                        std::to_string(bytes) + " bytes, but only " + std::to_string(capacity.free) + " of " +
+                        std::to_string(capacity.total) +
+                        " are free. The window is the train.seq_len that the model was trained with");
+  }
+
+  std::byte* workspace() {
+    require_memory();
+    workspace_ = cuda::DeviceMemory(cuda::BlasLt::workspace_bytes());
+    return workspace_.data();
+  }
+
   void allocate_buffers() {
     const auto& specs = transformer_.buffers();
     buffers_.resize(specs.size());
     addresses_.resize(specs.size());
-    const auto allocate = [&](int index) {
+    for (const int index : used_buffers()) {
       const auto i = static_cast<size_t>(index);
-      if (addresses_[i]) return;
       buffers_[i] = cuda::DeviceMemory(specs[i].bytes);
       addresses_[i] = buffers_[i].data();
-    };
-    const auto allocate_all = [&](const shard::BufferUse& use) {
-      std::ranges::for_each(use.reads, allocate);
-      std::ranges::for_each(use.writes, allocate);
-    };
-    for (int unit = 0; unit < transformer_.head_unit(); ++unit)
-      allocate_all(transformer_.uses(forward(unit)));
-    allocate_all(transformer_.logits_uses());
+    }
     logits_ = cuda::DeviceMemory(model_.vocab_size * static_cast<int64_t>(sizeof(float)));
     if (transformer_.rope_table() < 0) return;
     const std::vector<float2> table = transformer_.rope_table_values();
@@ -159,6 +189,8 @@ class Inference {
 
 /// Draws from softmax(logits / temperature) with a uniform number in [0, 1).
 int32_t sample(const std::vector<float>& logits, double temperature, double uniform) {
+  if (!std::ranges::all_of(logits, [](float logit) { return std::isfinite(logit); }))
+    throw InputError("generate: the model computes logits that are not finite; its weights are no use");
   const auto best = std::ranges::max_element(logits);
   if (temperature == 0) return static_cast<int32_t>(best - logits.begin());
   std::vector<double> weights(logits.size());
@@ -179,17 +211,18 @@ void generate(const GenerateOptions& options, std::ostream& out) {
     throw UsageError("generate: --temperature is " + std::to_string(options.temperature) +
                      ", allowed are 0 and more");
   const checkpoint::SafetensorsReader file(options.model);
-  Inference inference(file);
+  const TrainedModel trained = trained_model(file);
+  require_byte_model(trained.model);
+  std::vector<int32_t> text =
+      tokens_of(options.prompt.empty() ? "\n" : options.prompt, trained.model.vocab_size);
+  Inference inference(trained, file);
 
-  const std::string prompt = options.prompt.empty() ? "\n" : options.prompt;
-  std::vector<int32_t> text;
-  for (const char c : prompt) text.push_back(static_cast<unsigned char>(c));
   out << options.prompt << std::flush;
   for (int64_t i = 0; i < options.tokens; ++i) {
     const int64_t length = std::min(std::ssize(text), inference.window());
     const std::vector<float> logits =
         inference.next_logits(std::span(text).last(static_cast<size_t>(length)));
-    const PhiloxWords words = philox(options.seed, 0, static_cast<uint64_t>(i));
+    const PhiloxWords words = philox(static_cast<uint64_t>(options.seed), 0, static_cast<uint64_t>(i));
     text.push_back(sample(logits, options.temperature, uniform_from_bits(words.word[0])));
     out << static_cast<char>(text.back()) << std::flush;
   }

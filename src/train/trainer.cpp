@@ -14,6 +14,7 @@
 #include "train/gemm_choices.h"
 #include "train/memory_advice.h"
 #include "train/phases.h"
+#include "train/weights_file.h"
 
 namespace minillm::train {
 namespace {
@@ -41,6 +42,8 @@ Trainer::Trainer(const config::Config& config, comm::Bootstrap& bootstrap, const
                             .deferred_blocks = options.deferred_blocks})),
       watchdog_(options.watchdog) {
   require_fit(plan_, {bootstrap.size(), bootstrap.local_size()}, cuda::device_capacity());
+  if (config.model.init != "pytorch")
+    require_tensors(checkpoint::SafetensorsReader(config.model.init), config.model);
   // Here, because an error that leaves the constructor destroys the communicators before anybody can catch
   // it.
   comm::or_end_job(bootstrap, [&] { assemble(bootstrap, options.edit_waits); });
@@ -167,9 +170,6 @@ void Trainer::fill_from_file(const cuda::Stream& stream) {
   std::vector<float> values;
   for_each_piece(config.model, layout(), shard(), [&](const model::Parameter& p, uint64_t, auto& piece) {
     const checkpoint::TensorEntry& tensor = file.find(p.name);
-    if (tensor.shape != p.shape)
-      throw InputError(config.model.init + ": tensor " + p.name +
-                       " has another shape than the model of the configuration");
     values.resize(static_cast<size_t>(piece.count));
     file.read(tensor, piece.tensor_offset, values);
     cuda::check(cudaMemcpyAsync(master(p.unit) + piece.shard_offset, values.data(),

@@ -109,9 +109,10 @@ TEST_F(Bench, Errors) {
   expect_failure({"absent.json"}, ExitCode::kInput, {"absent.json", "No such file"});
   expect_failure({tiny_, "--set", "model.n_heads=5"}, ExitCode::kUsage, {"model.n_heads (5)"});
   expect_failure({tiny_, "--only", "("}, ExitCode::kUsage, {"--only (", "regular expression"});
+  expect_failure({tiny_, "--only", std::string(100000, '(')}, ExitCode::kUsage, {"--only", "at most 200"});
   expect_failure({tiny_, "--only", "softmax"}, ExitCode::kUsage, {"--only softmax", "\n  cross_entropy\n"});
-  expect_failure({tiny_, "--repeats", "0"}, ExitCode::kUsage, {"--repeats", "1 ", "1000"});
-  expect_failure({tiny_, "--ranks", "0"}, ExitCode::kUsage, {"--ranks", "Value 0"});
+  expect_failure({tiny_, "--repeats", "0"}, ExitCode::kUsage, {"--repeats is '0'", "from 1 to 1000"});
+  expect_failure({tiny_, "--ranks", "0"}, ExitCode::kUsage, {"--ranks is '0'"});
   expect_failure({tiny_, "--json", folder_.path("absent/bench.json")}, ExitCode::kInput,
                  {"absent/bench.json", "No such file"});
 }

@@ -320,7 +320,7 @@ TEST_F(Plan, Errors) {
   expect_failure({"--world", "8", "--gpu", "h100", "--hardware", kH100}, ExitCode::kUsage,
                  {"--gpu", "--hardware"});
   expect_failure({"--world", "8", "--json", "--schedule"}, ExitCode::kUsage, {"--json", "--schedule"});
-  expect_failure({"--world", "0"}, ExitCode::kUsage, {"--world", "0 "});
+  expect_failure({"--world", "0"}, ExitCode::kUsage, {"--world is '0'", "from 1 to 1048576"});
   expect_failure({"--world", "many"}, ExitCode::kUsage, {"--world", "many"});
   expect_failure({}, ExitCode::kUsage, {"--world"});
   expect_failure({"--world", "8", "--network", "0"}, ExitCode::kUsage, {"--network"});

@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/error.h"
 #include "streams_fixture.h"
 
 namespace minillm {
@@ -222,12 +223,12 @@ TEST(SeededScheduler, ModeCannotChangeUnderLivingStreams) {
   EXPECT_THROW(sim::set_streams("seed:1"), std::logic_error);
   EXPECT_EQ(sim::settings().streams.kind, sim::Streams::Kind::kThreads);
   cudaStreamDestroy(stream);
-  EXPECT_THROW(sim::set_streams("seed:x"), std::invalid_argument);
-  EXPECT_THROW(sim::set_order("backward"), std::invalid_argument);
-  EXPECT_THROW(sim::set_workers(0), std::invalid_argument);
-  EXPECT_THROW(sim::set_memory(0), std::invalid_argument);
+  EXPECT_THROW(sim::set_streams("seed:x"), UsageError);
+  EXPECT_THROW(sim::set_order("backward"), UsageError);
+  EXPECT_THROW(sim::set_workers(0), UsageError);
+  EXPECT_THROW(sim::set_memory(0), UsageError);
   for (const char* version : {"2.30", "2.30.7.1", "2.30.", "2.30.x", "2.100.7", ""})
-    EXPECT_THROW(sim::set_nccl_version(version), std::invalid_argument) << version;
+    EXPECT_THROW(sim::set_nccl_version(version), UsageError) << version;
 }
 
 }  // namespace

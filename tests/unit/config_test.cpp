@@ -1,6 +1,7 @@
 #include "config/config.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <map>
 #include <string>
@@ -234,10 +235,9 @@ TEST(Config, RulesBetweenKeysNameAllOfThem) {
   expect_error<UsageError>(
       [] {
         parse("{}", "c.json",
-              {"model.dim=8", "model.n_heads=1", "model.n_layers=1", "train.micro_batch=128",
-               "train.seq_len=16777215", "model.vocab_size=2147483584"});
+              {"model.dim=1048576", "model.n_heads=8192", "train.micro_batch=1", "train.seq_len=16777216"});
       },
-      {"operations", "2^62", "train.seq_len (16777215)"});
+      {"operations", "2^62", "train.seq_len (16777216)"});
 }
 
 TEST(Config, IntegersMayBeWrittenAsIntegralNumbers) {
@@ -313,6 +313,14 @@ TEST(Config, MalformedOverrides) {
   expect_override_rejected("train.optimizer={\"lr\": 1}",
                            {"'train.optimizer' is an object", "train.optimizer.lr"});
   expect_override_rejected("checkpoint.dir=\xff", {"UTF-8"});
+  expect_override_rejected("checkpoint.dir=\"a\\u0000b\"", {"'checkpoint.dir'", "a\\u0000b"});
+  for (const char* number :
+       {"007", "0x10", "1e400", "nan", "inf", "-inf", "99999999999999999999", "", " ", "5 5"})
+    expect_override_rejected(std::string("train.steps=") + number, {"'train.steps'", "an integer from 1 to"});
+  for (const char* number : {"nan", "NaN", "inf", "-1", "1e400", "1e31", "0x1p3", "", "+1"})
+    expect_override_rejected(std::string("train.optimizer.lr=") + number,
+                             {"'train.optimizer.lr'", "a number"});
+  expect_override_rejected("train.steps=" + std::string(100000, '['), {"'train.steps'"});
 }
 
 TEST(Config, FilesThatAreNotJson) {
@@ -325,12 +333,20 @@ TEST(Config, FilesThatAreNotJson) {
   expect_malformed("{\"train\": {\"optimizer\": {\"lr\": 1, \"lr\": 1}}}", {"'train.optimizer.lr'", "twice"});
   expect_malformed("{\"train\": {}, \"train\": {}}", {"'train'", "twice"});
   expect_malformed("{\"train\": {\"steps\": 1e999}}", {"c.json", "1e999"});
-  expect_malformed("", {"c.json", "line 1"});
+  expect_malformed("", {"c.json", "empty"});
+  expect_malformed(std::string("{}\0{", 4), {"c.json", "byte 2 is NUL"});
+  expect_malformed(std::string(100000, '['), {"c.json", "nested more than 64 deep"});
+  expect_malformed("{\"train\": {\"steps\": " + std::string(100000, '[') + std::string(100000, ']') + "}}",
+                   {"nested more than 64 deep"});
+  expect_malformed("{\"data\": {\"path\": \"\xff\"}}", {"UTF-8"});
   EXPECT_NO_THROW(parse(R"({"train": {"seed": 1}, "data": {"source": "random"}})", "c.json", {}));
 }
 
 TEST(Config, UnreadableFiles) {
   const test::TemporaryFolder folder;
+  ASSERT_EQ(mkfifo(folder.path("pipe").c_str(), 0600), 0);
+  expect_error<InputError>([&] { load(folder.path("pipe"), {}); }, {"pipe", "empty"});  // nobody writes
+  expect_error<InputError>([&] { load("/dev/zero", {}); }, {"/dev/zero", "more than 67108864 bytes"});
   expect_error<InputError>([&] { load(folder.path("absent.json"), {}); }, {"absent.json", "No such file"});
   expect_error<InputError>([&] { load(folder.path(""), {}); }, {"Is a directory"});
   expect_error<InputError>([&] { load(folder.write("empty.json", ""), {}); }, {"empty.json", "empty"});

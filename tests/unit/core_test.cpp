@@ -6,6 +6,7 @@
 #include "core/checked.h"
 #include "core/edit_distance.h"
 #include "core/error.h"
+#include "core/number.h"
 #include "core/philox.h"
 
 namespace minillm {
@@ -75,6 +76,18 @@ TEST(EditDistance, CountsChanges) {
   EXPECT_EQ(edit_distance("steps", "stps"), 1);
   EXPECT_EQ(edit_distance("kitten", "sitting"), 3);
   EXPECT_EQ(edit_distance("sitting", "kitten"), 3);
+}
+
+TEST(ParseNumber, TakesDecimalNotationWhole) {
+  EXPECT_EQ(parse_number<int64_t>("007"), 7);
+  EXPECT_EQ(parse_number<int64_t>("-9223372036854775808"), std::numeric_limits<int64_t>::min());
+  EXPECT_EQ(parse_number<double>("1e3"), 1000.0);
+  for (const char* text : {"", " 1", "1 ", "+1", "0x10", "1e3", "1.0", "nan", "99999999999999999999"})
+    EXPECT_FALSE(parse_number<int64_t>(text)) << text;
+  for (const char* text : {"", "nan", "inf", "-inf", "1e400", "0x1p3", "1,5", "1e"})
+    EXPECT_FALSE(parse_number<double>(text)) << text;
+  EXPECT_FALSE(parse_number<uint64_t>("-1"));
+  EXPECT_FALSE(parse_number<int64_t>(std::string_view("1\0", 2)));
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <numeric>
@@ -279,6 +280,38 @@ TEST(TextTokens, Errors) {
                            {folder.path("second"), "byte 7", "value 122", "model.vocab_size is 122"});
   config.model.vocab_size = 'z' + 1;
   EXPECT_NO_THROW(make_token_source(config));
+}
+
+/// Another user while it lives: permissions do not bind root.
+class SomebodyElse {
+ public:
+  SomebodyElse() : changed_(geteuid() == 0 && seteuid(65534) == 0) {}
+  ~SomebodyElse() {
+    if (changed_) (void)!seteuid(0);
+  }
+  SomebodyElse(const SomebodyElse&) = delete;
+  SomebodyElse& operator=(const SomebodyElse&) = delete;
+
+ private:
+  bool changed_;
+};
+
+TEST(TextTokens, FoldersThatCannotBeReadAreNamed) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder.path("secret"));
+  folder.write("secret/a.txt", "0123456789");
+  ASSERT_EQ(chmod(folder.path("").c_str(), 0755), 0);
+  ASSERT_EQ(chmod(folder.path("secret").c_str(), 0), 0);
+  {
+    const SomebodyElse user;
+    if (geteuid() == 0) GTEST_SKIP() << "root cannot become somebody else here";
+    for (const char* pattern : {"secret/*", "*/*.txt", "secret/a.txt"})
+      expect_error<InputError>([&] { make_token_source(text_config(folder.path(pattern), 4)); },
+                               {"data.path", pattern, folder.path("secret"), "Permission denied"});
+    expect_error<InputError>([&] { make_token_source(text_config(folder.path("absent/*"), 4)); },
+                             {"no file matches"});
+  }
+  ASSERT_EQ(chmod(folder.path("secret").c_str(), 0755), 0);
 }
 
 TEST(TokenSource, UnknownSourceAndMissingPath) {
