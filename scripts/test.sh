@@ -8,9 +8,9 @@ usage: scripts/test.sh [--full | --smoke]
 Installs what is missing (as root), builds the sim preset and runs all tests with ctest.
 
   --full   also: the include rule, clang-format and clang-tidy; the tests of what runs on a device under
-           AddressSanitizer (sim-asan) and ThreadSanitizer (sim-tsan); everything compiled by nvcc for sm_80, 90a, 100
-           and 120 (cuda), the tests on the GPU where there is one, and the rules for the machine code (sass_report.py);
-           both README commands in a new Debian (fresh.sh)
+           AddressSanitizer (sim-asan) and ThreadSanitizer (sim-tsan); every parser on mutated input for a minute;
+           everything compiled by nvcc for sm_80, 90a, 100 and 120 (cuda), the tests on the GPU where there is one,
+           and the rules for the machine code (sass_report.py); both README commands in a new Debian (fresh.sh)
   --smoke  a handful of tests only, and only what they need is built: training under mpirun, and the scripts
 
 Ends with the time of each stage and ctest's totals of each preset. Returns 1 when anything failed.
@@ -90,6 +90,20 @@ test_preset() { # PRESET
   totals+=("$1: $(grep 'tests passed' "$logs/$1" || echo "ctest gave no totals")")
 }
 
+# Each parser on more mutations than its test has time for.
+run_fuzzers() {
+  ASAN_OPTIONS=detect_leaks=0 xargs -P "$(job_count)" -d '\n' -I{} bash -c '{} --seconds 60' \
+    <build/sim-asan/tests/fuzz/commands
+}
+
+fuzz_stage() {
+  if [[ -f build/sim-asan/tests/fuzz/commands ]]; then
+    stage "fuzz, a minute each" run_fuzzers
+  else
+    skip "fuzz" "sim-asan is not configured"
+  fi
+}
+
 sources() { # PATTERN FOLDER…
   local pattern=$1
   shift
@@ -155,6 +169,7 @@ if $full; then
     llvm_stage clang-tidy "clang-tidy" run_tidy
   fi
   test_preset sim-asan
+  fuzz_stage
   test_preset sim-tsan
   cuda_stages
   fresh_stage
