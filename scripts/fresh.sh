@@ -14,8 +14,8 @@ as /minillm, and runs there, with an empty environment and a host name that noth
   2. scripts/quickstart.sh
   3. the packages that test.sh --full installs, and a Python environment
   4. scripts/test.sh --smoke
-What is not committed is not in it. Needs root, mmdebstrap (installed if missing), and the network. Takes about
-4 GB of disk below TMPDIR.
+What is not committed is not in it. Where ccache is installed, what this machine has compiled of the same sources with the
+same compiler is taken from its cache. Needs root, mmdebstrap (installed if missing), the network, and 2 GB below TMPDIR.
 
   --steps N    quickstart trains N steps instead of those of its configuration
   --keep DIR   makes the root in DIR, which must not exist, and leaves it there; otherwise it is removed, also after a
@@ -94,14 +94,18 @@ in_root() { # COMMAND…
   # shellcheck disable=SC2016 # the inner shell expands
   isolated bash -c '
     set -euo pipefail
-    root=$1
-    shift
+    root=$1 compiled=$2
+    shift 2
+    mount --bind "$root" "$root"
     for folder in proc sys dev; do
       mount --rbind "/$folder" "$root/$folder"
     done
     mount -t tmpfs tmpfs "$root/dev/shm"
+    if [[ -d $compiled && -d $root/ccache ]]; then
+      mount --bind -o ro "$compiled" "$root/ccache"
+    fi
     hostname fresh.invalid
-    exec chroot "$root" /usr/bin/env -i "$@"' bash "$root" "$@"
+    exec chroot "$root" /usr/bin/env -i "$@"' bash "$root" "$(ccache --get-config cache_dir 2>/dev/null)" "$@"
 }
 
 clean_up() {
@@ -118,7 +122,13 @@ make_root() {
   sources=$(debian_sources)
   [[ $sources != *https://* ]] || options+=(--include=ca-certificates)
   proxies >"$scratch/proxies"
+  ! command -v ccache >/dev/null || options+=(--include=ccache)
   isolated mmdebstrap "${options[@]}" "" "$root" - <<<"$sources"
+  if [[ -x $root/usr/bin/ccache ]]; then
+    mkdir "$root/ccache"
+    printf '%s\n' 'cache_dir = /ccache' 'temporary_dir = /tmp/ccache' 'read_only = true' 'stats = false' \
+      >"$root/etc/ccache.conf"
+  fi
   git clone --quiet "$repo_root" "$clone"
 }
 

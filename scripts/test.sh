@@ -158,6 +158,8 @@ fresh_stage() {
 
 if $full; then
   require_packages build lint
+  # Before anything is compiled: fresh.sh takes it from ccache.
+  ((EUID != 0)) || (require_packages fresh) || note "there will be no stage 'fresh root'"
   stage "include rule" scripts/check_layers.sh
   llvm_stage clang-format "clang-format" check_format
 else

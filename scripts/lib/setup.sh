@@ -57,7 +57,7 @@ missing_packages() {
         command_of+=([clang-format]=clang-format [clang-tidy]=clang-tidy [python3]=python3)
         python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv
         ;;
-      fresh) command_of+=([mmdebstrap]=mmdebstrap [git]=git) ;;
+      fresh) command_of+=([mmdebstrap]=mmdebstrap [git]=git [ccache]=ccache) ;;
       *) die "missing_packages: no group '$group'" ;;
     esac
   done
@@ -123,13 +123,16 @@ choose_preset() {
 build_preset() {
   local name=$1 ninja_options=()
   shift
-  if command -v ccache >/dev/null; then
-    export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
-  fi
   # On a terminal ninja overwrites one line; in a log it would leave one per file.
   [[ -t 1 ]] || ninja_options=(--quiet)
   (
     cd -- "$repo_root" || exit
+    if command -v ccache >/dev/null; then
+      export CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_CUDA_COMPILER_LAUNCHER=ccache
+      # What was compiled in one checkout serves another, wherever it is, and with any language of the messages.
+      export CCACHE_BASEDIR=$repo_root CCACHE_NOHASHDIR=1
+      unset LANG LC_ALL LC_CTYPE LC_MESSAGES
+    fi
     cmake --preset "$name" --log-level=WARNING
     cmake --build --preset "$name" --target "${@:-all}" --parallel "$(job_count)" -- "${ninja_options[@]}"
   )
