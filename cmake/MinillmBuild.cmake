@@ -25,8 +25,11 @@ if(MINILLM_MPI)
   find_package(MPI REQUIRED COMPONENTS CXX)
 endif()
 
-# The device: the simulated one, or CUDA. Everything that launches or calls the runtime links to minillm_device.
+# The device: the simulated one, or CUDA. Everything that launches or calls the runtime links to minillm_device; cuBLASLt and
+# NCCL come with the folders that call them, so that tests of kernels run where neither is installed.
 add_library(minillm_device INTERFACE)
+add_library(minillm_cublas INTERFACE)
+add_library(minillm_nccl INTERFACE)
 if(MINILLM_SIM)
   target_link_libraries(minillm_device INTERFACE minillm_sim)
 else()
@@ -40,8 +43,12 @@ else()
   find_package(CUDAToolkit REQUIRED)
   find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS} REQUIRED)
   find_library(NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR} REQUIRED)
-  target_include_directories(minillm_device INTERFACE ${NCCL_INCLUDE_DIR})
-  target_link_libraries(minillm_device INTERFACE CUDA::cudart CUDA::cublasLt ${NCCL_LIBRARY})
+  target_include_directories(minillm_nccl INTERFACE ${NCCL_INCLUDE_DIR})
+  if(NOT MINILLM_SHARED_GPU)  # else src/comm brings MPI in its place
+    target_link_libraries(minillm_nccl INTERFACE ${NCCL_LIBRARY})
+  endif()
+  target_link_libraries(minillm_cublas INTERFACE CUDA::cublasLt)
+  target_link_libraries(minillm_device INTERFACE CUDA::cudart)
   target_compile_options(minillm_device INTERFACE
     "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;--Werror=all-warnings;-Xptxas=-warn-spills,-warn-lmem-usage>")
 endif()

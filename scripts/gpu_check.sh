@@ -4,12 +4,12 @@ set -euo pipefail
 usage() {
   cat <<'END'
 usage: scripts/gpu_check.sh [OPTIONS]                         builds for this machine's GPU and checks
-       scripts/gpu_check.sh --build DIR [OPTIONS]             checks what --prepare has put into DIR
-       scripts/gpu_check.sh --prepare DIR [--arch 90a] [--prefix DIR]…
+       scripts/gpu_check.sh --build KIT [OPTIONS]             checks what --prepare has put into KIT
+       scripts/gpu_check.sh --prepare KIT [--arch 90a] [--prefix DIR]…
        scripts/gpu_check.sh --list | --deps [--prefix DIR]… | --help
 
   --out DIR          where results go (default: $OUT, or else ./gpu-check-DATE)
-  --build DIR        a folder of programs made by --prepare, here or on another machine; nothing is compiled
+  --build KIT        programs made by --prepare, here or on another machine; nothing is compiled
   --prefix DIR       where libraries are also looked for (CLI11, nlohmann/json, GoogleTest, NCCL, …); repeatable
   --stages A,B,…     only these stages; --list tells them. Most need what build leaves in --work; with --build it is added
   --budget SECONDS   for everything together (default 480); a stage gets its own limit or what is left
@@ -17,13 +17,17 @@ usage: scripts/gpu_check.sh [OPTIONS]                         builds for this ma
   --work DIR         keeps the build folder there, for another run (default: a temporary folder)
   --dry-run          prints what each stage would run
   --deps             prints what a build and the stages need, and what of it is here
-  --prepare DIR      needs nvcc, but no GPU: builds all programs for --arch (90a, 100, …) and puts them into DIR with the
-                     libraries they need, Open MPI included. DIR can travel to any path of another machine, which
-                     provides the driver, cuBLASLt and NCCL (those of PyTorch's packages will do)
+  --prepare KIT      needs nvcc, but no GPU: builds all programs for --arch (90a, 100, …) and puts them into KIT with the
+                     libraries they need, Open MPI included. KIT is a new folder, or a file that ends in .tar.gz or
+                     .tar.xz: a quarter of the size, and tar and gzip, or xz, unpack it. It can travel to any path of
+                     another machine, which provides the driver, cuBLASLt and NCCL (those of PyTorch's packages will
+                     do; without NCCL only what needs several ranks is left out)
 
 Results: summary.txt and summary.json, rewritten after every stage; log.txt, everything that was printed; bench.json,
-train.jsonl and compare.json where their stages got that far. A stage that fails or runs out of time does not stop the
-next one. Returns 0 when no stage failed, 1 when one did, 2 for a wrong command line.
+train.jsonl, compare.json and compare_compiled.json where their stages got that far. A stage that fails or runs out of
+time does not stop the next one. "partly" is a stage of which something failed and the rest is good, "incomplete" one
+whose tools ran out of time and had found nothing. Returns 0 when no stage failed, not even partly, 1 when one did, 2 for
+a wrong command line.
 END
 }
 
@@ -66,7 +70,10 @@ while (($# > 0)); do
   shift 2
   case $option in
     --out) out=$value ;;
-    --build) build=$(folder --build "$value") ;;
+    --build)
+      [[ -e $value ]] || usage_error "--build: there is no '$value'"
+      build=$(absolute "$value")
+      ;;
     --prefix) GPU_CHECK_PREFIXES+=$(folder --prefix "$value")$'\n' ;;
     --stages) chosen=$value ;;
     --budget)
@@ -113,12 +120,12 @@ export GPU_CHECK_WORK=$work GPU_CHECK_ARCH=$arch GPU_CHECK_ROOT=$repo_root GPU_C
 export GPU_CHECK_KIT=$work/kit GPU_CHECK_OUT=""
 
 if [[ $mode == prepare ]]; then
-  GPU_CHECK_KIT=$prepared
-  prepare_kit
+  prepare_kit "$prepared"
   exit
 fi
 if [[ -n $build ]]; then
-  GPU_CHECK_KIT=$build GPU_CHECK_PREBUILT=yes
+  unpack_kit "$build"
+  GPU_CHECK_PREBUILT=yes
 fi
 if [[ $mode == dry-run ]]; then
   dry_run

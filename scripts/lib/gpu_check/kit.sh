@@ -6,6 +6,7 @@
 #   *              minillm and the tests, with NCCL
 #   shared/*       the same for ranks that share the GPU: MPI in NCCL's place
 #   lib/, mpi/     from --prepare only: shared libraries, Open MPI's launcher and plugins
+#   no_nccl/       from --prepare only: libnccl.so.2 for machines that have none
 #
 # Both kinds of programs come out of one build folder: only a handful of objects differ.
 
@@ -135,9 +136,44 @@ gather_mpi() {
   gather_libraries "$GPU_CHECK_KIT/lib" "${files[@]}"
 }
 
+# What one rank does needs no NCCL, but a program that names a library does not start without it. This one has the names
+# that the programs use, and whatever is called returns 2, ncclSystemError.
+make_no_nccl() { # PROGRAM…
+  local name
+  mkdir -p "$GPU_CHECK_KIT/no_nccl"
+  nm -D --undefined-only "$@" 2>/dev/null | sed -n 's/^ *U \(nccl[A-Za-z]*\).*/\1/p' | sort -u | while read -r name; do
+    case $name in
+      ncclGetErrorString | ncclGetLastError) echo "const char* $name(void) { return \"NCCL is not on this machine\"; }" ;;
+      *) echo "int $name(void) { return 2; }" ;;
+    esac
+  done | gcc -x c - -shared -fPIC -Wl,-soname,libnccl.so.2 -o "$GPU_CHECK_KIT/no_nccl/libnccl.so.2"
+}
+
+# prepare_kit PLACE: a folder, or an archive of one
 prepare_kit() {
-  local arch=${GPU_CHECK_ARCH:-90a} complete=true
+  local place=$1
+  case $place in
+    *.tar.gz | *.tar.xz)
+      GPU_CHECK_KIT=$GPU_CHECK_WORK/kit
+      fill_kit
+      # Complete or not there.
+      tar -C "$GPU_CHECK_KIT" --owner=0 --group=0 -caf "$place.new.${place##*.tar.}" .
+      mv -f "$place.new.${place##*.tar.}" "$place"
+      ;;
+    *)
+      GPU_CHECK_KIT=$place
+      fill_kit
+      ;;
+  esac
+  note "$place: $(du -sh "$place" | cut -f 1), $(find "$GPU_CHECK_KIT" -type f | wc -l) files. There: \
+scripts/gpu_check.sh --build $(basename -- "$place")"
+  $kit_complete || die "not everything could be built, see above; what could is there"
+}
+
+fill_kit() {
+  local arch=${GPU_CHECK_ARCH:-90a}
   local -a files
+  kit_complete=true
   list_build_dependencies >/dev/null
   ((${#missing_for_build[@]} == 0)) || die "--prepare: missing ${missing_for_build[*]}; --deps tells more"
   if [[ -f $GPU_CHECK_KIT/kit.txt ]]; then
@@ -147,11 +183,11 @@ prepare_kit() {
   fi
   note "programs for sm_$arch"
   build_program "$arch"
-  build_tests || complete=false
+  build_tests || kit_complete=false
   mkdir -p "$GPU_CHECK_KIT/lib"
   if kit_has_mpi; then
     note "programs for ranks that share the GPU"
-    build_shared "$arch" || complete=false
+    build_shared "$arch" || kit_complete=false
     if have_open_mpi; then
       gather_mpi
     else
@@ -160,9 +196,17 @@ prepare_kit() {
   fi
   mapfile -t files < <(find "$GPU_CHECK_KIT" -maxdepth 1 -type f -perm -u+x)
   gather_libraries "$GPU_CHECK_KIT/lib" "${files[@]}"
-  note "$GPU_CHECK_KIT: $(du -sh "$GPU_CHECK_KIT" | cut -f 1), $(find "$GPU_CHECK_KIT" -type f | wc -l) files. There: \
-scripts/gpu_check.sh --build DIR"
-  $complete || die "not everything could be built, see above; what could is there"
+  make_no_nccl "${files[@]}"
+}
+
+# What --build takes as it is, or out of an archive. GPU_CHECK_KIT becomes the folder.
+unpack_kit() { # PLACE
+  GPU_CHECK_KIT=$1
+  [[ ! -d $1 ]] || return 0
+  GPU_CHECK_KIT=$GPU_CHECK_WORK/kit
+  rm -rf "$GPU_CHECK_KIT"
+  mkdir -p "$GPU_CHECK_KIT"
+  tar -C "$GPU_CHECK_KIT" -xf "$1" || die "--build: tar cannot unpack $1"
 }
 
 have_open_mpi() { command -v ompi_info >/dev/null && mpirun --version 2>/dev/null | grep -q 'Open MPI'; }
@@ -203,9 +247,14 @@ write_launchers() {
     for name in $(missing_libraries); do
       if path=$(find_library "$name"); then
         ln -sfn "$path" "$work/lib/$name"
+      elif [[ $name == libnccl.so.2 && -e $kit/no_nccl/$name ]]; then
+        ln -sfn "$kit/no_nccl/$name" "$work/lib/$name"
       elif ((round == 3)); then
         echo "$name"
       fi
     done
   done
 }
+
+without_nccl() { [[ $(readlink -- "$GPU_CHECK_WORK/lib/libnccl.so.2" 2>/dev/null) == */no_nccl/* ]]; }
+needs_nccl() { "$GPU_CHECK_WORK/in_kit" ldd "$1" 2>/dev/null | grep -q 'libnccl\.so'; } # PROGRAM

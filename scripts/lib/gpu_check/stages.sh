@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # stages.sh NAME: one stage of gpu_check.sh, which exports what is used here (GPU_CHECK_*), limits the time and keeps the
-# output. The last thing written to WORK/note is the stage's remark in the summary. Returns 0, 77 for skipped, else failed.
+# output. The last thing written to WORK/note is the stage's remark in the summary. Returns 0; 77 for
+# skipped; 78 for incomplete: nothing failed, but a tool ran out of time; 79 for partly: some of it failed; else failed.
 set -euo pipefail
 scripts=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/../.." && pwd)
 # shellcheck source=scripts/lib/setup.sh
@@ -28,6 +29,17 @@ fail() {
   echo "failed: $*"
   exit 1
 }
+incomplete() {
+  remark "$*"
+  echo "incomplete: $*"
+  exit 78
+}
+partly() {
+  remark "$*"
+  echo "partly failed: $*"
+  exit 79
+}
+
 # Parts of a stage
 # ----------------------------------------------------------------------------------------------------------------------
 
@@ -67,15 +79,31 @@ beside() {
   part "$@" &
 }
 
-# conclude WHAT: after all parts; fails when one has
+# parts_that CONDITION: names of parts for which it holds (awk; $1 is the exit code), with what the code says
+parts_that() {
+  awk '{ why = $1 == 124 ? "ran out of time" : $1 == 137 ? "killed" : "exit code " $1 }
+    '"$1"' { print $3 " (" why ")" }' "$work/results" | sort | paste -sd , | sed 's/,/, /g'
+}
+
+# conclude WHAT [tools]: after all parts; fails, as a whole or partly, when one has. A tool that ran out of time has found
+# nothing wrong, and leaves the stage incomplete.
 conclude() {
   [[ -z $dry ]] || return 0
   wait
-  local all bad
+  # shellcheck disable=SC2016  # awk's
+  local all bad text slow="" late='$1 == 124 || $1 == 137'
   all=$(wc -l <"$work/results")
-  bad=$(sed -nE '/^0 /d; s/^124 [0-9]+ (.*)/\1 (ran out of time)/p; s/^137 [0-9]+ (.*)/\1 (killed)/p
-    s/^([0-9]+) [0-9]+ (.*)/\2 (exit code \1)/p' "$work/results" | sort | paste -sd , | sed 's/,/, /g')
-  [[ -z $bad ]] || fail "$1: of $all failed $bad"
+  if [[ ${2-} == tools ]]; then
+    bad=$(parts_that "\$1 != 0 && !($late)") slow=$(parts_that "$late")
+  else
+    bad=$(parts_that "\$1 != 0")
+  fi
+  if [[ -n $bad ]]; then
+    text="$1: of $all failed $bad${slow:+; unfinished are $slow}"
+    ! grep -q '^0 ' "$work/results" || partly "$text"
+    fail "$text"
+  fi
+  [[ -z $slow ]] || incomplete "$1: of $all none failed, unfinished are $slow"
   remark "$1: all $all passed"
 }
 
@@ -98,7 +126,7 @@ show() { # COMMAND…: of a tool that may be missing
 facts_of_gpu='product name|version|compute|mig|ecc mode|current *:|clocks|graphics|sm  |memory|power|total|slowdown'
 
 stage_facts() {
-  local gpu driver arch nvcc
+  local gpu driver arch nvcc facts
   [[ -z $dry ]] || { run nvidia-smi -q && return; }
   gpu=$(nvidia-smi --query-gpu=name,memory.total --format=csv,noheader 2>/dev/null | head -n 1 || true)
   driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null | head -n 1 || true)
@@ -115,7 +143,32 @@ stage_facts() {
   list_dependencies
   [[ ! -f $kit/kit.txt ]] || show cat "$kit/kit.txt"
   (($(gpu_count) > 0)) || fail "nvidia-smi lists no GPU"
-  remark "$gpu, driver $driver, nvcc $nvcc, $(nproc) processors"
+  check_driver "$driver" "$nvcc"
+  [[ -z $GPU_CHECK_PREBUILT ]] || check_libraries
+  facts="$gpu, driver $driver, nvcc $nvcc, $(nproc) processors"
+  if without_nccl; then
+    facts+="; libnccl.so.2 is found nowhere (--prefix): one rank goes on without, tests that call it are left out"
+  fi
+  remark "$facts"
+}
+
+# check_driver DRIVER NVCC: programs of a CUDA run on any driver for the same major version
+check_driver() {
+  local programs=$2 runs
+  [[ -z $GPU_CHECK_PREBUILT ]] || programs=$(kit_fact nvcc)
+  runs=$(nvidia-smi 2>/dev/null | sed -nE 's/.*CUDA[A-Za-z ]* Version: *([0-9]+\.[0-9]+).*/\1/p' | head -n 1)
+  [[ $programs =~ ^[0-9]+\. && -n $runs ]] || return 0
+  ((${runs%%.*} >= ${programs%%.*})) ||
+    fail "driver $1 runs programs of CUDA $runs and older, and these are made with CUDA $programs: install a newer driver, or \
+make them with CUDA ${runs%%.*}"
+}
+
+# What the prepared programs need and nothing here has.
+check_libraries() {
+  local lost
+  lost=$(write_launchers | paste -sd ' ')
+  [[ -z $lost ]] || fail "found nowhere: $lost; give --prefix with the folder above their lib (the packages of PyTorch's \
+Python have cuBLASLt and NCCL)"
 }
 
 target_architecture() {
@@ -128,7 +181,7 @@ target_architecture() {
 }
 
 stage_build() {
-  local arch built lost status=0
+  local arch built status=0
   if [[ -n $GPU_CHECK_PREBUILT ]]; then
     built=$(kit_fact arch) arch=$(gpu_architecture || true)
     [[ -x $kit/minillm ]] || fail "$kit holds no minillm: make it with --prepare"
@@ -141,20 +194,19 @@ stage_build() {
     build_program "$arch"
   fi
   if [[ -z $dry ]]; then
-    lost=$(write_launchers | paste -sd ' ')
-    [[ -z $lost ]] || fail "found nowhere: $lost; give --prefix with the folder above their lib"
+    check_libraries
     run "$work/minillm" --version
   fi
   # From here on the stages that need no tests can do their work, whatever happens.
   [[ -n $GPU_CHECK_PREBUILT ]] || build_tests || status=$?
   [[ -z $dry ]] || return 0
   built=$(find "$kit" -maxdepth 1 -name '*_test' | wc -l)
-  ((status == 0)) || fail "not everything could be built; there are $built test programs"
+  ((status == 0)) || partly "minillm is built, and of the tests $built programs, but not everything"
   remark "$("$work/minillm" --version) for sm_$(kit_fact arch), $built test programs, MPI: $(kit_fact mpi)"
 }
 
 stage_tests() {
-  local program most
+  local program most left_out=""
   local -a programs
   need_kit
   mapfile -t programs < <(compgen -G "$kit/*_test" || true)
@@ -163,10 +215,15 @@ stage_tests() {
   # The host's float64 loops take most of the time.
   most=$(($(nproc) < 6 ? $(nproc) : 6))
   for program in "${programs[@]}"; do
+    if without_nccl && needs_nccl "$program"; then
+      left_out+=" $(basename -- "$program")"
+      continue
+    fi
     beside "$most" "$(basename -- "$program")" 75 "$in_kit" "$program" --gtest_brief=1
   done
   [[ -n $dry || -x $kit/parity_test ]] || echo "parity_test is not there: it is built with MPI only"
   conclude "test programs"
+  [[ -z $left_out ]] || remark "$(cat "$work/note"); left out, since NCCL is not there:$left_out"
 }
 
 # What the tools look at: every kind of kernel once, small. Instrumented kernels take ten to a hundred times their time.
@@ -188,6 +245,7 @@ stage_sanitizer() {
     timeout -k 2 30 "$in_kit" "$sanitizer" "$kit/memory_test" --gtest_filter='Stream.*' >"$probe" 2>&1 </dev/null || true
     ! grep -q 'Device not supported' "$probe" || skip "compute-sanitizer: Device not supported"
   fi
+  # In the order of what they find; the last ones are what a short time leaves out.
   for tool in memcheck racecheck synccheck initcheck; do
     for entry in "${sanitizer_programs[@]}"; do
       program=${entry%% *}
@@ -196,7 +254,7 @@ stage_sanitizer() {
         "$kit/$program" --gtest_brief=1 --gtest_filter="${entry#* }"
     done
   done
-  conclude "checks"
+  conclude checks tools
 }
 
 stage_bench() {
@@ -212,23 +270,26 @@ stage_bench() {
 # values KEY FILE: those of a key in metrics.jsonl, one a line
 values() { sed -n "s/.*\"$1\":\([^,}]*\).*/\1/p" "$2"; }
 
+median_of_last() { values "$1" "$2" | tail -n 10 | sort -g | sed -n 5p; } # ten steps
+
 stage_train() {
-  local steps=20 file=$work/train/metrics.jsonl graph=$work/graph/metrics.jsonl
+  local steps=20 graphs=0 file=$work/train/metrics.jsonl graph=$work/graph/metrics.jsonl eager
   need_kit
   rm -rf "$work/train" "$work/graph"
   run "$work/minillm" train "$config" --set "train.steps=$steps" --set 'checkpoint.dir=""' --log-dir "$work/train"
   run "$work/minillm" train "$config" --set "train.steps=$steps" --set 'checkpoint.dir=""' --log-dir "$work/graph" \
-    --set train.cuda_graph=true
+    --set train.cuda_graph=true || graphs=$?
   [[ -z $dry ]] || return 0
   cp "$file" "$out/train.jsonl"
   [[ $(wc -l <"$file") == "$steps" ]] || fail "metrics.jsonl has $(wc -l <"$file") steps instead of $steps"
   ! grep -qE '"loss":null|"skipped":true' "$file" || fail "a loss or a gradient norm is not finite"
-  [[ $(values loss "$file") == "$(values loss "$graph")" ]] || fail "losses differ with train.cuda_graph"
   # Of the last steps: the first ones choose matrix products and warm up.
-  remark "loss $(values loss "$file" | sed -n '1p') to $(values loss "$file" | tail -n 1), median of the last ten steps \
-$(values step_s "$file" | tail -n 10 | sort -g | sed -n 5p) s, \
-$(values tokens_per_s_per_gpu "$file" | tail -n 10 | sort -g | sed -n 5p) tokens/s, \
-as a CUDA graph $(values step_s "$graph" | tail -n 10 | sort -g | sed -n 5p) s, peak $(values peak_vram_bytes "$file" | tail -n 1) bytes"
+  eager="loss $(values loss "$file" | sed -n '1p') to $(values loss "$file" | tail -n 1), median of the last ten steps \
+$(median_of_last step_s "$file") s, $(median_of_last tokens_per_s_per_gpu "$file") tokens/s, \
+peak $(values peak_vram_bytes "$file" | tail -n 1) bytes"
+  ((graphs == 0)) || partly "$eager; with train.cuda_graph exit code $graphs"
+  [[ $(values loss "$file") == "$(values loss "$graph")" ]] || partly "$eager; losses differ with train.cuda_graph"
+  remark "$eager, as a CUDA graph $(median_of_last step_s "$graph") s"
 }
 
 stage_shared() {
@@ -297,15 +358,34 @@ stage_ranks() {
   conclude "runs on 2 and 4 ranks"
 }
 
+# compare JSON TIMEOUT OPTION: minillm and one peer; returns what compare_pytorch.py does, which writes what it has
+compare() {
+  run python3 "$repo_root/scripts/compare_pytorch.py" "$config" --steps 20 --device cuda --minillm "$work/minillm" \
+    "$3" --timeout "$2" --json "$out/$1"
+}
+
+# torch.compile makes C programs and compiles them.
+have_c_compiler() { [[ -n ${CC-} ]] || command -v gcc || command -v clang; }
+
 stage_pytorch() {
+  local version eager=0 compiled=0
   need_kit
-  local version
   version=$(pytorch_version)
   [[ -n $dry ]] || is_version "$version" || skip "no PyTorch with CUDA and safetensors: $version"
-  # Three parts, two for the peer; the comparison prints what it has when one of them runs out of time.
-  run python3 "$repo_root/scripts/compare_pytorch.py" "$config" --steps 20 --device cuda --minillm "$work/minillm" \
-    --timeout $(((GPU_CHECK_LIMIT - 20) / 3)) --json "$out/compare.json"
-  remark "PyTorch $version: compare.json"
+  # The compiled peer has a comparison of its own: it may take all the time that is left, and the other figures are there.
+  compare compare.json 60 --no-compile || eager=$?
+  if ! have_c_compiler >/dev/null; then
+    ((eager == 0)) || fail "PyTorch $version: the comparison with the eager peer returns $eager"
+    remark "PyTorch $version: compare.json; the compiled peer is left out: there is no C compiler"
+    return
+  fi
+  compare compare_compiled.json $((GPU_CHECK_LIMIT - SECONDS - 30)) --compile || compiled=$?
+  case $((eager != 0))$((compiled != 0)) in
+    00) remark "PyTorch $version: compare.json, compare_compiled.json" ;;
+    01) partly "PyTorch $version: compare.json; the comparison with the compiled peer returns $compiled" ;;
+    10) partly "PyTorch $version: compare_compiled.json; the comparison with the eager peer returns $eager" ;;
+    11) fail "PyTorch $version: the comparisons return $eager and, compiled, $compiled" ;;
+  esac
 }
 
 "stage_$1" "${@:2}"
