@@ -21,7 +21,8 @@ std::string exit_codes() {
       {ExitCode::kInput, "a file or data: missing, unreadable, malformed, unwritable"},
       {ExitCode::kMemory, "the planned memory does not fit the device"},
       {ExitCode::kDevice, "CUDA, cuBLASLt or a kernel failed"},
-      {ExitCode::kCommunication, "NCCL or MPI failed, ranks disagreed, or a time limit ended the job: try again"},
+      {ExitCode::kCommunication,
+       "NCCL or MPI failed, ranks disagreed, or a time limit ended the job: try again"},
       {ExitCode::kNumerics, "training produced no finite values: trying again does not help"},
   };
   std::string text = "Exit codes:\n";

@@ -40,9 +40,9 @@ class Trainer {
   /// not "auto". Throws MemoryError with the table, the largest micro-batch that fits and the cheapest
   /// settings that would, before anything is allocated, when the plan exceeds memory.limit or what
   /// memory.reserve leaves of the device's free memory, and again when communicators took so much more than
-  /// the reserve that it no longer fits; InputError for model.init files that do not fit the model; UsageError
-  /// for a policy that does not fit the number of ranks. With communicators made, an error ends the job: see
-  /// comm::end_job().
+  /// the reserve that it no longer fits; InputError for model.init files that do not fit the model;
+  /// UsageError for a policy that does not fit the number of ranks. With communicators made, an error ends
+  /// the job: see comm::end_job().
   Trainer(const config::Config& config, comm::Bootstrap& bootstrap, const TrainerOptions& options = {});
   ~Trainer();
 
