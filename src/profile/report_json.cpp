@@ -63,6 +63,8 @@ std::optional<shard::Hardware> measured_hardware(const Report& r) {
                          .memory_bytes_per_s = roofline.copy_bytes_per_s,
                          .kernel_s = roofline.kernel_s,
                          .memory_bytes = cuda::device_capacity().total,
+                         .multiprocessors = cuda::gemm_device().multiprocessors,
+                         .collective_ctas = 0,
                          .link = std::nullopt,
                          .network = std::nullopt};
 }

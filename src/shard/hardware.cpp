@@ -59,7 +59,7 @@ class Members {
 
   int64_t bytes(const char* key) { return integer(key, "an integer from 1 to 2^53", 0x1p53); }
 
-  int64_t ranks(const char* key) { return integer(key, "an integer from 1 to 2^20", 0x1p20); }
+  int64_t count(const char* key) { return integer(key, "an integer from 1 to 2^20", 0x1p20); }
 
   Members object(const char* key, const Json& value) const { return {value, path_of(key), file_}; }
 
@@ -106,12 +106,16 @@ Hardware read(Members members) {
                     .memory_bytes_per_s = members.rate("memory_bytes_per_s"),
                     .kernel_s = members.duration("kernel_s"),
                     .memory_bytes = members.bytes("memory_bytes"),
+                    .multiprocessors = 0,
+                    .collective_ctas = 0,
                     .link = std::nullopt,
                     .network = std::nullopt};
+  if (members.find("multiprocessors")) hardware.multiprocessors = members.count("multiprocessors");
+  if (members.find("collective_ctas")) hardware.collective_ctas = members.count("collective_ctas");
   if (members.find("peak_flops_per_s")) hardware.peak_flops_per_s = members.rate("peak_flops_per_s");
   if (const Json* value = members.find("link")) {
     Members link = members.object("link", *value);
-    hardware.link = {link.duration("latency_s"), link.rate("bytes_per_s"), link.ranks("ranks")};
+    hardware.link = {link.duration("latency_s"), link.rate("bytes_per_s"), link.count("ranks")};
     link.expect_no_others();
   }
   if (const Json* value = members.find("network")) {
@@ -171,6 +175,8 @@ std::string to_json(const Hardware& hardware) {
                {"kernel_s", hardware.kernel_s},
                {"memory_bytes", hardware.memory_bytes}};
   if (hardware.peak_flops_per_s) json["peak_flops_per_s"] = *hardware.peak_flops_per_s;
+  if (hardware.multiprocessors > 0) json["multiprocessors"] = hardware.multiprocessors;
+  if (hardware.collective_ctas > 0) json["collective_ctas"] = hardware.collective_ctas;
   if (const auto& link = hardware.link)
     json["link"] = {
         {"latency_s", link->latency_s}, {"bytes_per_s", link->bytes_per_s}, {"ranks", link->ranks}};

@@ -35,6 +35,9 @@ struct Hardware {
   double memory_bytes_per_s = 0;           ///< of a large copy: bytes read and written
   double kernel_s = 0;                     ///< of a kernel that does next to nothing, in a row of them
   int64_t memory_bytes = 0;                ///< of the device
+  int64_t multiprocessors = 0;             ///< 0: not known, and then collectives take none from kernels
+  int64_t collective_ctas =
+      0;  ///< thread blocks of a collective where NCCL chooses; each fills a multiprocessor
   std::optional<Link> link;
   std::optional<Network> network;
 };

@@ -62,8 +62,17 @@ int64_t wire_bytes(const Operation& operation, const Layout& layout, const Sched
                    what + ", and '" + key + "' is not given; " + remedy);
 }
 
+int64_t ctas_of(OpKind kind, bool within_node, const Hardware& hardware, const CollectiveSettings& settings) {
+  if (is_scalar(kind)) return 1;
+  if (kind == OpKind::kGather && settings.copy_engines && within_node) return 0;
+  const int64_t most = kind == OpKind::kGather ? settings.gather_ctas : settings.reduce_ctas;
+  const int64_t chosen = std::max<int64_t>(hardware.collective_ctas, 1);
+  return most > 0 ? std::min(most, chosen) : chosen;
+}
+
 OperationCost collective_cost(const Operation& operation, const Schedule& schedule, const Layout& layout,
-                              const Hardware& hardware, DType parameter_type) {
+                              const Hardware& hardware, DType parameter_type,
+                              const CollectiveSettings& settings) {
   const Group group = group_of(operation.kind, schedule);
   if (group.ranks == 1) return {};
   if (!hardware.link || hardware.link->bytes_per_s <= 0)
@@ -92,6 +101,7 @@ OperationCost collective_cost(const Operation& operation, const Schedule& schedu
                    static_cast<double>(network_hops) * network.latency_s;
   cost.wire_bytes = wire_bytes(operation, layout, schedule, group.ranks, parameter_type);
   cost.busy_s = static_cast<double>(cost.wire_bytes) / rate;
+  cost.ctas = ctas_of(operation.kind, nodes == 1, hardware, settings);
   return cost;
 }
 
@@ -119,39 +129,39 @@ bool is_copy(OpKind kind) {
 }
 
 OperationCost operation_cost(const Operation& operation, const Schedule& schedule, const Layout& layout,
-                             std::span<const KernelWork> work, const Hardware& hardware,
-                             DType parameter_type) {
+                             std::span<const KernelWork> work, const Hardware& hardware, DType parameter_type,
+                             const CollectiveSettings& settings) {
   if (layout.world != schedule.shards)
     throw InternalError("operation_cost: the layout is for " + std::to_string(layout.world) +
                         " shards, the schedule for " + std::to_string(schedule.shards));
   if (is_collective(operation.kind))
-    return collective_cost(operation, schedule, layout, hardware, parameter_type);
+    return collective_cost(operation, schedule, layout, hardware, parameter_type, settings);
   return kernels_cost(work, hardware);
 }
 
 std::vector<OperationCost> operation_costs(const Schedule& schedule, const Layout& layout,
                                            const WorkOf& work_of, const Hardware& hardware,
-                                           DType parameter_type) {
+                                           DType parameter_type, const CollectiveSettings& settings) {
   std::vector<OperationCost> costs;
   costs.reserve(schedule.operations.size());
   for (const Operation& operation : schedule.operations) {
     std::vector<KernelWork> work;
     if (!is_collective(operation.kind)) work = work_of(operation);
-    costs.push_back(operation_cost(operation, schedule, layout, work, hardware, parameter_type));
+    costs.push_back(operation_cost(operation, schedule, layout, work, hardware, parameter_type, settings));
   }
   return costs;
 }
 
 std::vector<OperationCost> operation_costs(const Schedule& schedule, const Layout& layout,
                                            const Program& program, const Hardware& hardware,
-                                           DType parameter_type) {
+                                           DType parameter_type, const CollectiveSettings& settings) {
   const auto work_of = [&](const Operation& operation) {
     if (is_copy(operation.kind))
       throw InternalError("operation_costs: '" + describe(operation, layout.unit_names()) +
                           "' is no work of a program; what it moves has to be given");
     return program.work(operation);
   };
-  return operation_costs(schedule, layout, work_of, hardware, parameter_type);
+  return operation_costs(schedule, layout, work_of, hardware, parameter_type, settings);
 }
 
 }  // namespace minillm::shard

@@ -17,8 +17,9 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 using Event = std::pair<double, int>;
 using Events = std::priority_queue<Event, std::vector<Event>, std::greater<>>;
 
-/// A resource that its users share equally. Its clock counts what each of them has had of it, so that a user
-/// is done when the clock shows its cost more than when it came, whoever comes and goes meanwhile.
+/// A resource that its users share equally, at times not all of it. Its clock counts what each of them has
+/// had of it, so that a user is done when the clock shows its cost more than when it came, whoever comes and
+/// goes meanwhile.
 class SharedResource {
  public:
   void add(int node, double busy_s, double now) {
@@ -27,7 +28,11 @@ class SharedResource {
   }
   double next_end() const {
     if (users_.empty()) return kNever;
-    return now_ + std::max(0.0, users_.top().first - clock_) * static_cast<double>(users_.size());
+    return now_ + std::max(0.0, users_.top().first - clock_) * static_cast<double>(users_.size()) / speed_;
+  }
+  void set_speed(double speed, double now) {
+    advance(now);
+    speed_ = speed;
   }
   int remove_first(double now) {
     const auto [end, node] = users_.top();
@@ -39,33 +44,37 @@ class SharedResource {
 
  private:
   void advance(double now) {
-    if (!users_.empty()) clock_ += (now - now_) / static_cast<double>(users_.size());
+    if (!users_.empty()) clock_ += (now - now_) * speed_ / static_cast<double>(users_.size());
     now_ = now;
   }
 
-  double clock_ = 0, now_ = 0;
+  double clock_ = 0, now_ = 0, speed_ = 1;
   Events users_;
 };
 
 /// What has to be done before what: an operation of each step, and before those a node for the step's start.
 class Graph {
  public:
-  Graph(const Schedule& schedule, const std::vector<std::vector<Wait>>& waits, bool joined, int steps)
+  Graph(const Schedule& schedule, const std::vector<std::vector<Wait>>& waits,
+        const std::vector<OperationCost>& costs, const SimulationOptions& options)
       : operations_(static_cast<int>(schedule.operations.size())),
-        nodes_(static_cast<size_t>(steps * (operations_ + 1))) {
-    for (int step = 0; step < steps; ++step) {
+        nodes_(static_cast<size_t>(options.steps * (operations_ + 1))) {
+    const bool joined = options.graph;
+    for (int step = 0; step < options.steps; ++step) {
       add_start(schedule, joined, step);
       add_streams(schedule, joined, step, joined ? add_host(schedule, step) : start(step));
       for (int i = 0; i < operations_; ++i)
         for (const Wait& wait : waits[i])
           if (step >= wait.steps_back) add(node(step - wait.steps_back, wait.operation), node(step, i));
       add_turns(schedule, step);
+      if (options.launch_order) add_launches(costs, step);
     }
   }
 
   struct Node {
-    int waits = 0;  ///< how many it is a follower of
-    std::vector<int> followers;
+    int waits = 0;                    ///< how many it is a follower of
+    std::vector<int> followers;       ///< of its end
+    std::vector<int> launched_after;  ///< followers of its start
   };
 
   int count() const { return static_cast<int>(nodes_.size()); }
@@ -140,6 +149,17 @@ class Graph {
     }
   }
 
+  void add_launches(const std::vector<OperationCost>& costs, int step) {
+    for (int i = 0; i < operations_; ++i) {
+      if (costs[i].ctas == 0 && costs[i].wire_bytes == 0) continue;
+      if (last_launch_ >= 0) {
+        nodes_[last_launch_].launched_after.push_back(node(step, i));
+        ++nodes_[node(step, i)].waits;
+      }
+      if (costs[i].ctas > 0) last_launch_ = node(step, i);
+    }
+  }
+
   // On the one communicator, or else on that of the replicas, which two streams use. Each of the others is
   // used by one stream, whose order is that of issue.
   static bool takes_turns(OpKind kind, const Schedule& schedule) {
@@ -149,7 +169,7 @@ class Graph {
   }
 
   int operations_ = 0;
-  int last_turn_ = -1;
+  int last_turn_ = -1, last_launch_ = -1;
   std::vector<Node> nodes_;
 };
 
@@ -160,8 +180,11 @@ struct Run {
 
 class Simulation {
  public:
-  Simulation(const Graph& graph, const std::vector<OperationCost>& costs)
-      : graph_(graph), costs_(costs), runs_(static_cast<size_t>(graph_.count())) {
+  Simulation(const Graph& graph, const std::vector<OperationCost>& costs, int64_t multiprocessors)
+      : graph_(graph),
+        costs_(costs),
+        multiprocessors_(multiprocessors),
+        runs_(static_cast<size_t>(graph_.count())) {
     for (int i = 0; i < graph_.count(); ++i) missing_.push_back(graph_[i].waits);
   }
 
@@ -194,23 +217,38 @@ class Simulation {
   void start(int node, double now) {
     runs_[node].start_s = now;
     const int operation = graph_.operation_of(node);
-    if (operation < 0)
-      finish(node, now);
-    else
-      latencies_.push({now + costs_[operation].latency_s, node});
+    if (operation < 0) return finish(node, now);
+    take_multiprocessors(costs_[operation].ctas, now);
+    latencies_.push({now + costs_[operation].latency_s, node});
+    for (int next : graph_[node].launched_after) follow(next, node, now);
   }
 
   void finish(int node, double now) {
     runs_[node].end_s = now;
-    for (int follower : graph_[node].followers)
-      if (--missing_[follower] == 0) {
-        runs_[follower].after = node;
-        start(follower, now);
-      }
+    if (const int operation = graph_.operation_of(node); operation >= 0)
+      take_multiprocessors(-costs_[operation].ctas, now);
+    for (int follower : graph_[node].followers) follow(follower, node, now);
+  }
+
+  void follow(int follower, int node, double now) {
+    if (--missing_[follower] > 0) return;
+    runs_[follower].after = node;
+    start(follower, now);
+  }
+
+  // Thread blocks that find no multiprocessor wait for one; kernels keep at least one going.
+  void take_multiprocessors(int64_t ctas, double now) {
+    if (ctas == 0 || multiprocessors_ == 0) return;
+    taken_ += ctas;
+    const int64_t left = std::max<int64_t>(multiprocessors_ - taken_, 1);
+    resources_[static_cast<size_t>(Resource::kDevice)].set_speed(
+        static_cast<double>(left) / static_cast<double>(multiprocessors_), now);
   }
 
   const Graph& graph_;
   const std::vector<OperationCost>& costs_;
+  const int64_t multiprocessors_;
+  int64_t taken_ = 0;         // of them, by collectives that run
   std::vector<int> missing_;  // by node, of what it waits for
   Events latencies_;
   std::array<SharedResource, kResourceCount> resources_;
@@ -233,6 +271,9 @@ void check(const Schedule& schedule, const std::vector<std::vector<Wait>>& waits
       throw InternalError("simulate: operation " + std::to_string(i) + " costs " +
                           std::to_string(costs[i].latency_s) + " s and " + std::to_string(costs[i].busy_s) +
                           " s; both must be 0 or more");
+    if (costs[i].ctas < 0)
+      throw InternalError("simulate: operation " + std::to_string(i) + " takes " +
+                          std::to_string(costs[i].ctas) + " multiprocessors; it must be 0 or more");
   }
 }
 
@@ -286,8 +327,8 @@ void add_costs(const Schedule& schedule, const std::vector<OperationCost>& costs
 Timeline simulate(const Schedule& schedule, const std::vector<std::vector<Wait>>& waits,
                   const std::vector<OperationCost>& costs, const SimulationOptions& options) {
   check(schedule, waits, costs, options);
-  const Graph graph(schedule, waits, options.graph, options.steps);
-  const std::vector<Run> runs = Simulation(graph, costs).run();
+  const Graph graph(schedule, waits, costs, options);
+  const std::vector<Run> runs = Simulation(graph, costs, options.multiprocessors).run();
 
   // The last step has no successor beside it.
   const int step = options.steps - 2;

@@ -4,6 +4,8 @@
 // Streams run in order and operations start as soon as what they wait for is done. Operations that use a
 // resource at the same time share it equally, so that none is idle and nothing gets faster: two collectives
 // on one link take twice as long, an update beside a backward pass slows it down. Latencies are not shared.
+// Collectives that are kernels keep multiprocessors from their start to their end, and what else uses the
+// device has the rest of it meanwhile: the same part of its speed, be its limit arithmetic or memory.
 // The host issues without cost, a step ahead of the device: a step is not issued before the read-backs of the
 // step before the last one are done. Every rank is taken to be equally fast.
 #pragma once
@@ -23,6 +25,12 @@ struct SimulationOptions {
   /// A step is one CUDA graph: its inputs come when all streams are done with the step before, then the graph
   /// starts on all streams, and read-backs come after all of it.
   bool graph = false;
+  /// NCCL_LAUNCH_ORDER_IMPLICIT: a collective does not start before the last one that was issued before it
+  /// and is a kernel has started, on whichever communicator. (So from NCCL 2.26 on with drivers for
+  /// CUDA 12.3, for graphs 12.9; older ones wait for its end. Those of copy engines wait, and are not waited
+  /// for.)
+  bool launch_order = false;
+  int64_t multiprocessors = 0;  ///< of the device; 0: as many as collectives cannot take anything from
   int steps = 6;  ///< simulated from an idle machine, of which the last but one is reported; at least 3
 };
 
@@ -30,7 +38,7 @@ struct OperationTime {
   double start_s = 0;
   double end_s = 0;
   /// The operation whose end let this one start, on its stream or among its waits, its communicator's turn or
-  /// the step's start; -1 for none.
+  /// the step's start; or whose start did, in the order of launches; -1 for none.
   int after = -1;
   int after_steps_back = 0;
 };

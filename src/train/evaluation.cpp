@@ -79,10 +79,17 @@ double Evaluation::mfu(const shard::Hardware& hardware) const {
 Evaluation evaluate(const config::Config& config, const World& world, const shard::Hardware& hardware) {
   Evaluation result{.policy = config.parallel.policy, .world = world, .plan = make_step_plan(config, world)};
   const StepPlan& plan = result.plan;
-  result.costs =
-      shard::operation_costs(plan.schedule, *plan.layout, *plan.program, hardware, config.precision.param);
-  result.timeline =
-      shard::simulate(plan.schedule, plan.waits, result.costs, {.graph = config.train.cuda_graph});
+  const config::Parallel& parallel = config.parallel;
+  const shard::CollectiveSettings settings{
+      .gather_ctas = parallel.gather_ctas,
+      .reduce_ctas = parallel.reduce_ctas,
+      .copy_engines = parallel.copy_engines && !config.train.cuda_graph};  // as the trainer makes them
+  result.costs = shard::operation_costs(plan.schedule, *plan.layout, *plan.program, hardware,
+                                        config.precision.param, settings);
+  result.timeline = shard::simulate(plan.schedule, plan.waits, result.costs,
+                                    {.graph = config.train.cuda_graph,
+                                     .launch_order = true,  // comm/communicator asks NCCL for it
+                                     .multiprocessors = hardware.multiprocessors});
   return result;
 }
 
@@ -110,7 +117,8 @@ Evaluation evaluate_fsdp2(const config::Config& config, const World& world, cons
   plan.schedule = step.schedule;
   plan.waits = shard::derive_waits(plan.schedule);
   result.costs = fsdp2_costs(plan, hardware);
-  result.timeline = shard::simulate(plan.schedule, plan.waits, result.costs);
+  result.timeline =
+      shard::simulate(plan.schedule, plan.waits, result.costs, {.multiprocessors = hardware.multiprocessors});
   return result;
 }
 

@@ -354,6 +354,7 @@ TEST(Report, DescribesTheHardware) {
   EXPECT_EQ(hardware.memory_bytes_per_s, 4e12);
   EXPECT_EQ(hardware.kernel_s, 2e-6);
   EXPECT_EQ(hardware.memory_bytes, cuda::device_capacity().total);
+  EXPECT_EQ(hardware.multiprocessors, cuda::gemm_device().multiprocessors);
   EXPECT_FALSE(hardware.link || hardware.network || hardware.peak_flops_per_s);
 }
 

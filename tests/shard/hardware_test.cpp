@@ -43,6 +43,9 @@ TEST(Hardware, ItsFiguresArePossible) {
     EXPECT_LT(hardware.link->bytes_per_s, hardware.memory_bytes_per_s);
     EXPECT_LT(hardware.network->bytes_per_s, hardware.link->bytes_per_s);
     EXPECT_LT(hardware.link->latency_s, hardware.network->latency_s);
+    EXPECT_LT(hardware.collective_ctas, hardware.multiprocessors / 4);
+    EXPECT_NE(hardware.source.find("multiprocessors: "), std::string::npos);
+    EXPECT_NE(hardware.source.find("collective_ctas: "), std::string::npos);
     for (const char* figure : {"peak", "gemm", "attention", "kernel", "link", "network", "memory_bytes"})
       EXPECT_TRUE(name == "h200" || hardware.source.find(figure) != std::string::npos) << figure;
   }
@@ -64,6 +67,7 @@ TEST(Hardware, RoundTrip) {
   EXPECT_EQ(read.network->latency_s, 1e-5);
   EXPECT_EQ(to_json(parse_hardware(to_json(read), "again")), to_json(read));
   const Hardware alone = parse_hardware(minimal(), "toy.json");
+  EXPECT_EQ(alone.multiprocessors + alone.collective_ctas, 0) << "not known";
   EXPECT_FALSE(alone.link || alone.network || alone.peak_flops_per_s);
   EXPECT_EQ(to_json(parse_hardware(to_json(alone), "again")), to_json(alone));
 }
@@ -99,6 +103,8 @@ TEST(Hardware, RefusesWhatItDoesNotUnderstand) {
   refuse(with("kernel_s", "-1e-6"), {"'kernel_s' is -1e-06", "0 or more"});
   refuse(with("memory_bytes", "1.5"), {"'memory_bytes' is 1.5", "an integer"});
   refuse(with("memory_bytes", "0"), {"'memory_bytes' is 0", "from 1"});
+  refuse(minimal(R"(, "multiprocessors": 0)"), {"'multiprocessors' is 0", "from 1"});
+  refuse(minimal(R"(, "collective_ctas": 1.5)"), {"'collective_ctas' is 1.5", "an integer"});
   refuse(with("ranks", "null"), {"'link.ranks' is null", "an integer"});
   refuse(with("bytes_per_s", "-1"), {"'link.bytes_per_s' is -1", "above 0"});
   refuse(minimal(R"(, "link": 3)"), {"'link' is 3", "an object"});

@@ -22,6 +22,8 @@ Hardware toy_hardware() {
           .memory_bytes_per_s = 64,
           .kernel_s = 0.5,
           .memory_bytes = 1 << 20,
+          .multiprocessors = 0,
+          .collective_ctas = 0,
           .link = Link{.latency_s = 2, .bytes_per_s = 128, .ranks = 4},
           .network = Network{.latency_s = 16, .bytes_per_s = 8}};
 }
@@ -38,7 +40,7 @@ class OperationCostTest : public ::testing::Test {
     schedule.replicas = replicas;
     schedule.reduce_type = reduce_type_;
     return operation_cost({.kind = kind, .unit = 0, .segment = segment}, schedule, layout, work, hardware_,
-                          DType::kBf16);
+                          DType::kBf16, settings_);
   }
 
   static void expect_cost(const OperationCost& found, Resource resource, double latency_s, double busy_s,
@@ -51,6 +53,7 @@ class OperationCostTest : public ::testing::Test {
 
   Hardware hardware_ = toy_hardware();
   DType reduce_type_ = DType::kFp32;
+  CollectiveSettings settings_;
 };
 
 TEST_F(OperationCostTest, AKernelIsBoundByBytesOrItsKindOfOperations) {
@@ -94,6 +97,23 @@ TEST_F(OperationCostTest, CollectivesBetweenNodes) {
   // A network that is faster than the link does not make it faster.
   hardware_.network->bytes_per_s = 1000;
   EXPECT_EQ(cost(OpKind::kGather, 8, 1).busy_s, 7 * 256 * 2 / 128.0);
+}
+
+TEST_F(OperationCostTest, CollectivesThatAreKernelsHaveThreadBlocks) {
+  EXPECT_EQ(cost(OpKind::kGather, 4, 1).ctas, 1) << "not known, but a kernel";
+  hardware_.collective_ctas = 24;
+  EXPECT_EQ(cost(OpKind::kForward, 4, 1).ctas, 0);
+  EXPECT_EQ(cost(OpKind::kGather, 4, 1).ctas, 24);
+  EXPECT_EQ(cost(OpKind::kGather, 1, 4).ctas, 0) << "one rank gathers nothing";
+  settings_ = {.gather_ctas = 32, .reduce_ctas = 8};
+  EXPECT_EQ(cost(OpKind::kGather, 4, 1).ctas, 24) << "NCCL takes no more than it wants";
+  EXPECT_EQ(cost(OpKind::kReduceScatter, 4, 1).ctas, 8);
+  EXPECT_EQ(cost(OpKind::kAllReduceGradient, 1, 4).ctas, 8);
+  EXPECT_EQ(cost(OpKind::kAllReduceLoss, 4, 1).ctas, 1);
+  settings_.copy_engines = true;
+  EXPECT_EQ(cost(OpKind::kGather, 4, 1).ctas, 0);
+  EXPECT_EQ(cost(OpKind::kGather, 8, 1).ctas, 24) << "between nodes";
+  EXPECT_EQ(cost(OpKind::kReduceScatter, 4, 1).ctas, 8);
 }
 
 TEST_F(OperationCostTest, HybridsReplicateOverNodes) {

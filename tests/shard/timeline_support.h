@@ -13,6 +13,8 @@ struct HandMade {
   Schedule schedule;
   std::vector<std::vector<Wait>> waits;
   std::vector<OperationCost> costs;
+  bool launch_order = false;
+  int64_t multiprocessors = 0;
 
   int add(OpKind kind, StreamId stream, OperationCost cost, std::vector<Wait> for_these = {}, int unit = -1) {
     schedule.operations.push_back({.kind = kind, .unit = unit, .stream = stream});
@@ -30,10 +32,16 @@ struct HandMade {
     return add(OpKind::kReduceScatter, StreamId::kReduce, on_link(latency_s, busy_s), std::move(for_these));
   }
 
-  Timeline eager() const { return simulate(schedule, waits, costs); }
+  Timeline eager(int steps = SimulationOptions{}.steps) const {
+    return simulate(schedule, waits, costs,
+                    {.launch_order = launch_order, .multiprocessors = multiprocessors, .steps = steps});
+  }
   /// Every step starts on an idle machine, at 0 in the timeline of a schedule that ends on the compute
   /// stream.
-  Timeline graph() const { return simulate(schedule, waits, costs, {.graph = true}); }
+  Timeline graph() const {
+    return simulate(schedule, waits, costs,
+                    {.graph = true, .launch_order = launch_order, .multiprocessors = multiprocessors});
+  }
 
   static OperationCost on_link(double latency_s, double busy_s) {
     return {.resource = Resource::kLink, .latency_s = latency_s, .busy_s = busy_s};

@@ -94,6 +94,67 @@ TEST(Timeline, OneCommunicatorTakesTurnsInTheOrderOfIssue) {
   EXPECT_EQ(timeline.step_s, 10);
 }
 
+// A kernel takes a quarter of the multiprocessors from start to end; what is carried by copy engines, none.
+TEST(Timeline, CollectivesTakeMultiprocessorsFromKernels) {
+  HandMade made;
+  const int kernel = made.add_kernel(StreamId::kCompute, 6);
+  const int reduce = made.add_reduce(1, 3);
+  made.costs[reduce].ctas = 2;
+  EXPECT_EQ(made.graph().step_s, 6) << "it is not known of how many";
+  made.multiprocessors = 8;
+  Timeline timeline = made.graph();
+  expect_times(timeline, reduce, 0, 4);
+  expect_times(timeline, kernel, 0, 4 + 3);  // three quarters of 4, and the rest alone
+  EXPECT_EQ(timeline.busy_s[0], 6);
+
+  // Two at once share the link and take half of the device, until the other is alone.
+  const int gather = made.add_gather(0, 2);
+  made.costs[gather].ctas = 2;
+  timeline = made.graph();
+  expect_times(timeline, gather, 0, 3);  // alone for 1, half of the link for 2
+  expect_times(timeline, reduce, 0, 5);
+  expect_times(timeline, kernel, 0, 5 + 6 - 3 * 0.5 - 2 * 0.75);
+  made.costs[gather].ctas = 0;
+  expect_times(made.graph(), kernel, 0, 5 + 6 - 5 * 0.75);
+
+  made.costs[gather].ctas = 100;  // one multiprocessor is left
+  expect_times(made.graph(), kernel, 0, 5 + 6 - 3 * 0.125 - 2 * 0.75);
+}
+
+TEST(Timeline, LaunchesKeepTheOrderOfIssue) {
+  HandMade made;
+  const int kernel = made.add_kernel(StreamId::kCompute, 4);
+  const int reduce = made.add_reduce(0, 8, {{kernel, 0}});
+  const int gather = made.add_gather(0, 1);
+  made.costs[reduce].wire_bytes = made.costs[gather].wire_bytes = 1;
+  made.costs[reduce].ctas = made.costs[gather].ctas = 1;
+  Timeline timeline = made.graph();
+  const auto start_s = [&](int operation) {
+    return timeline.operations[operation].start_s - timeline.operations[kernel].start_s;
+  };
+  EXPECT_EQ(start_s(gather), 0);
+  made.launch_order = true;
+  timeline = made.graph();
+  EXPECT_EQ(start_s(reduce), 4);
+  EXPECT_EQ(start_s(gather), 4) << "when the reduction has started, not when it has ended";
+  EXPECT_EQ(timeline.operations[gather].after, reduce);
+
+  made.costs[gather].ctas = 0;
+  timeline = made.graph();
+  EXPECT_EQ(start_s(gather), 4) << "copy engines wait as well";
+  std::swap(made.costs[reduce].ctas, made.costs[gather].ctas);
+  timeline = made.graph();
+  EXPECT_EQ(start_s(gather), 0) << "and nobody waits for them";
+
+  // The reduction of the next step waits for the gather of this one, whose stream is late.
+  made.costs[reduce] = {.latency_s = 1, .ctas = 1};
+  made.costs[gather] = {.latency_s = 10, .ctas = 1};
+  made.waits[kernel] = {{reduce, 1}};
+  EXPECT_EQ(made.eager().step_s, 10);
+  made.launch_order = false;
+  EXPECT_EQ(made.eager().step_s, 5);
+}
+
 TEST(Timeline, WaitsForTheStepBefore) {
   HandMade made;
   const int gather = made.add_gather(0, 3);
@@ -167,6 +228,7 @@ TEST(Timeline, NamesWhatDoesNotFit) {
   expect_refused([](HandMade& bad) { bad = {}; }, {"0 operations"});
   expect_refused([](HandMade& bad) { bad.costs[1].busy_s = -1; }, {"operation 1 costs", "-1"});
   expect_refused([](HandMade& bad) { bad.costs[0].latency_s = std::nan(""); }, {"operation 0 costs", "nan"});
+  expect_refused([](HandMade& bad) { bad.costs[1].ctas = -1; }, {"operation 1 takes -1 multiprocessors"});
   expect_refused([&](HandMade& bad) { bad.waits[0] = {{second, 0}}; }, {"operation 0 waits for operation 1"});
   expect_refused([&](HandMade& bad) { bad.waits[1] = {{first, 2}}; }, {"2 steps back"});
   expect_refused([](HandMade& bad) { bad.waits[1] = {{2, 1}}; }, {"waits for operation 2"});
@@ -220,6 +282,8 @@ std::vector<double> simulate_plainly(const HandMade& made) {
   std::vector<double> latency(count), busy(count), end(count, -1);
   for (size_t i = 0; i < count; ++i) latency[i] = made.costs[i].latency_s, busy[i] = made.costs[i].busy_s;
   size_t first = 0;  // that has not ended
+  std::vector<bool> started(count);
+  const auto is_launched = [&](size_t i) { return made.costs[i].ctas > 0 || made.costs[i].wire_bytes > 0; };
   const auto may_run = [&](size_t i) {
     if (end[i] >= 0) return false;
     for (const Wait& wait : made.waits[i])
@@ -230,6 +294,7 @@ std::vector<double> simulate_plainly(const HandMade& made) {
                            is_collective(made.schedule.operations[j].kind);
       if (end[j] < 0 && (in_turn || made.schedule.operations[j].stream == made.schedule.operations[i].stream))
         return false;
+      if (made.launch_order && is_launched(i) && made.costs[j].ctas > 0 && !started[j]) return false;
     }
     return true;
   };
@@ -238,13 +303,19 @@ std::vector<double> simulate_plainly(const HandMade& made) {
     std::vector<size_t> running;
     std::array<int, kResourceCount> users{};
     while (end[first] >= 0) ++first;
+    int64_t ctas = 0;
     for (size_t i = first; i < count; ++i)
-      if (may_run(i)) running.push_back(i);
+      if (may_run(i)) running.push_back(i), started[i] = true, ctas += made.costs[i].ctas;
+    const auto all = static_cast<double>(made.multiprocessors);
+    const double device = all > 0 ? std::max(all - static_cast<double>(ctas), 1.0) / all : 1;
+    // How long the resource takes for a second of one user's work.
+    const auto slowdown = [&](size_t i) {
+      const Resource resource = made.costs[i].resource;
+      return users[static_cast<size_t>(resource)] / (resource == Resource::kDevice ? device : 1);
+    };
     for (size_t i : running) users[static_cast<size_t>(made.costs[i].resource)] += latency[i] == 0;
     double step = std::numeric_limits<double>::infinity();
-    const auto needed = [&](size_t i) {
-      return latency[i] > 0 ? latency[i] : busy[i] * users[static_cast<size_t>(made.costs[i].resource)];
-    };
+    const auto needed = [&](size_t i) { return latency[i] > 0 ? latency[i] : busy[i] * slowdown(i); };
     for (size_t i : running) step = std::min(step, needed(i));
     now += step;
     for (size_t i : running) {
@@ -255,7 +326,7 @@ std::vector<double> simulate_plainly(const HandMade& made) {
       } else if (over) {
         end[i] = now, ++done;
       } else {
-        busy[i] -= step / users[static_cast<size_t>(made.costs[i].resource)];
+        busy[i] -= step / slowdown(i);
       }
     }
   }
@@ -266,6 +337,8 @@ std::vector<double> simulate_plainly(const HandMade& made) {
 HandMade unrolled(const HandMade& made, int steps) {
   HandMade all;
   all.schedule.one_communicator = made.schedule.one_communicator;
+  all.launch_order = made.launch_order;
+  all.multiprocessors = made.multiprocessors;
   const int count = static_cast<int>(made.costs.size());
   for (int step = 0; step < steps; ++step)
     for (int i = 0; i < count; ++i) {
@@ -293,8 +366,12 @@ HandMade random_schedule(unsigned seed) {
     if (touches_host(operation.kind)) operation.kind = OpKind::kClip;
     made.costs.push_back({.resource = is_collective(operation.kind) ? Resource::kLink : Resource::kDevice,
                           .latency_s = random() % 2 ? 0 : uniform(random) / 4,
-                          .busy_s = random() % 8 ? uniform(random) : 0});
+                          .busy_s = random() % 8 ? uniform(random) : 0,
+                          .wire_bytes = is_collective(operation.kind),
+                          .ctas = is_collective(operation.kind) ? static_cast<int64_t>(random() % 3) : 0});
   }
+  made.launch_order = seed % 2 == 0;
+  made.multiprocessors = seed % 4 < 2 ? 5 : 0;
   return made;
 }
 
@@ -332,7 +409,7 @@ TEST(Timeline, StepsInARowAreOneLongStep) {
   for (unsigned seed = 0; seed < kSeeds; ++seed) {
     const HandMade made = random_schedule(seed);
     const std::vector<double> ends = simulate_plainly(unrolled(made, kSteps));
-    const Timeline timeline = simulate(made.schedule, made.waits, made.costs, {.steps = kSteps});
+    const Timeline timeline = made.eager(kSteps);
     const size_t count = made.costs.size();
     const std::vector<double> reported(ends.begin() + static_cast<int64_t>((kSteps - 2) * count),
                                        ends.begin() + static_cast<int64_t>((kSteps - 1) * count));

@@ -71,31 +71,38 @@ class OnANode : public ::testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(Targets, OnANode, ::testing::Bool(),
                          [](const auto& info) { return info.param ? "cuda_graph" : "eager"; });
 
-// FSDP2 recomputes nothing, so this is the same arithmetic. 1.087 eager, 1.082 as a graph, whose steps do not
-// overlap: what is exposed is the last segment's way over the wire, 0.49 %.
+// As a graph gathers are kernels, as FSDP2's are, and take multiprocessors from the products that hide them;
+// eager they are copy engines'. That is worth 0.03 of these factors.
+double least_speedup(double eager, bool graph) {
+  return graph ? eager - 0.03 : eager;
+}
+
+// FSDP2 recomputes nothing, so this is the same arithmetic. 1.089 eager; 1.059 as a graph, whose steps do not
+// overlap: what is exposed is the last segment's way over the wire, 0.47 %.
 TEST_P(OnANode, NothingRecomputed) {
   const Comparison found = compare({"memory.recompute=none"});
   EXPECT_LE(found.exposed_share(), 0.005);
   EXPECT_LE(found.ours.timeline.exposed_comm_s, found.fsdp2.timeline.exposed_comm_s / 5);
-  EXPECT_GE(found.speedup(), 1.08);
+  EXPECT_GE(found.speedup(), least_speedup(1.08, GetParam()));
   EXPECT_LE(found.memory(), 1);
 }
 
-// 1.061 eager, 1.056 as a graph, with 0.64 of the memory.
+// 1.064 eager, 1.036 as a graph, with 0.64 of the memory.
 TEST_P(OnANode, CheapRecomputation) {
   const Comparison found = compare({"memory.recompute=cheap"});
   EXPECT_LE(found.exposed_share(), 0.005);
   EXPECT_LE(found.ours.timeline.exposed_comm_s, found.fsdp2.timeline.exposed_comm_s / 5);
-  EXPECT_GE(found.speedup(), 1.05);
+  EXPECT_GE(found.speedup(), least_speedup(1.06, GetParam()));
   EXPECT_LE(found.memory(), 0.7);
 }
 
-// All updates wait for the norm, and the first gathers for the updates: 0.26 % are exposed, of a longer step.
+// All updates wait for the norm, and the first gathers for the updates: 0.18 % are exposed, of a longer step.
+// 1.094 eager, 1.069 as a graph.
 TEST_P(OnANode, Clipping) {
   const Comparison found = compare({"train.grad_clip=1", "memory.recompute=none"});
   EXPECT_LE(found.exposed_share(), 0.005);
   EXPECT_GT(found.ours.timeline.exposed_comm_s, 0);
-  EXPECT_GE(found.speedup(), 1.08);
+  EXPECT_GE(found.speedup(), least_speedup(1.08, GetParam()));
 }
 
 /// Gathers, reductions, and the part of the head that comes between: the loss and the gradient of its weight.
@@ -109,11 +116,11 @@ double seconds_in_turn(const Evaluation& evaluation) {
   return seconds;
 }
 
-// 64 nodes of one rank with 45 GB/s each, so that the wire is what limits. 1.306 is what an order can reach
-// that moves each unit once in each direction: all weights have to arrive before the head can run, and the
-// first gradient leaves when the head's weight has its own, so that the wire is idle for two of the head's
-// three products; and a ring of 64 ranks passes 63 hops before it is full, which costs every collective
-// 0.9 ms. The step is no longer than that.
+// 64 nodes of one rank with 45 GB/s each, so that the wire is what limits. All weights have to arrive before
+// the head can run, and the first gradient leaves when the head's weight has its own, so that the wire is
+// idle for two of the head's three products. `auto` takes groups of 8, since a ring of 64 ranks passes 63
+// hops before it is full, which costs every collective 0.9 ms: 1.53 times FSDP2's speed, and 1.27 times that
+// of HSDP with the same groups. The step is no longer than the wire and what has to come between.
 TEST(Targets, NetworkOfOneRankPerNode) {
   const World world{.ranks = 64, .ranks_per_node = 1};
   shard::Hardware hardware = h100();
@@ -129,7 +136,11 @@ TEST(Targets, NetworkOfOneRankPerNode) {
   const double in_turn_s = seconds_in_turn(ours);
   std::cout << format("%-34s wire, loss and the head's weight in turn %.3f ms\n", "", in_turn_s * 1e3);
   EXPECT_LE(ours.plan.memory.bytes, bytes);
-  EXPECT_GE(fsdp2.timeline.step_s / ours.timeline.step_s, 1.30);
+  EXPECT_GE(fsdp2.timeline.step_s / ours.timeline.step_s, 1.50);
+  ASSERT_EQ(chosen.parallel.policy, "hybrid");
+  const Evaluation hsdp = evaluate_fsdp2(chosen, world, hardware);
+  print("", hsdp);
+  EXPECT_GE(hsdp.timeline.step_s / ours.timeline.step_s, 1.25);
   EXPECT_LE(ours.timeline.step_s, 1.01 * in_turn_s) << "the last update, no more";
 }
 
