@@ -98,15 +98,16 @@ TEST(Hardware, RefusesWhatItDoesNotUnderstand) {
   refuse("{}", {"'name' is missing"});
   refuse(with("name", "7"), {"'name' is 7", "a text"});
   refuse(with("source", "\"\""), {"'source' is \"\"", "not empty"});
-  refuse(with("gemm_flops_per_s", "0"), {"'gemm_flops_per_s' is 0", "above 0"});
-  refuse(with("memory_bytes_per_s", "\"fast\""), {"'memory_bytes_per_s' is \"fast\"", "a number above 0"});
-  refuse(with("kernel_s", "-1e-6"), {"'kernel_s' is -1e-06", "0 or more"});
+  refuse(with("gemm_flops_per_s", "0"), {"'gemm_flops_per_s' is 0", "a number from 1 to 1e30"});
+  refuse(with("memory_bytes_per_s", "\"fast\""),
+         {"'memory_bytes_per_s' is \"fast\"", "a number from 1 to 1e30"});
+  refuse(with("kernel_s", "-1e-6"), {"'kernel_s' is -1e-06", "seconds from 0 to 1e6"});
   refuse(with("memory_bytes", "1.5"), {"'memory_bytes' is 1.5", "an integer"});
   refuse(with("memory_bytes", "0"), {"'memory_bytes' is 0", "from 1"});
   refuse(minimal(R"(, "multiprocessors": 0)"), {"'multiprocessors' is 0", "from 1"});
   refuse(minimal(R"(, "collective_ctas": 1.5)"), {"'collective_ctas' is 1.5", "an integer"});
   refuse(with("ranks", "null"), {"'link.ranks' is null", "an integer"});
-  refuse(with("bytes_per_s", "-1"), {"'link.bytes_per_s' is -1", "above 0"});
+  refuse(with("bytes_per_s", "-1"), {"'link.bytes_per_s' is -1", "a number from 1 to 1e30"});
   refuse(minimal(R"(, "link": 3)"), {"'link' is 3", "an object"});
   refuse(minimal(R"(, "network": {"latency_s": 0})"), {"'network.bytes_per_s' is missing"});
   refuse(minimal(R"(, "gem_flops_per_s": 1)"), {"unknown key 'gem_flops_per_s'", "'gemm_flops_per_s'"});
