@@ -19,7 +19,7 @@ std::string exit_codes() {
       {ExitCode::kInternal, "a defect in minillm itself"},
       {ExitCode::kUsage, "command line or configuration: fix it"},
       {ExitCode::kInput, "a file or data: missing, unreadable, malformed, unwritable"},
-      {ExitCode::kMemory, "the planned memory does not fit the device"},
+      {ExitCode::kMemory, "the planned memory does not fit the device, or the host has none left"},
       {ExitCode::kDevice, "CUDA, cuBLASLt or a kernel failed"},
       {ExitCode::kCommunication,
        "NCCL or MPI failed, ranks disagreed, or a time limit ended the job: try again"},

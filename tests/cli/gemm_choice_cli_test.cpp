@@ -69,7 +69,7 @@ TEST_F(GemmChoice, ACorruptFileIsReportedOnceAndReplaced) {
   folder_.write("choices.json", "{\"format\": 1");
   const Result result = train(1, {timed_, cache_});
   EXPECT_EQ(result.exit_code, 0) << result;
-  EXPECT_EQ(count(result.out, "gemm.cache " + file_ + ": not a file of gemm choices"), 1) << result;
+  EXPECT_EQ(count(result.out, "gemm.cache " + file_ + ": not valid JSON"), 1) << result;
   EXPECT_EQ(count(result.out, kFromFile), 0) << result;
   EXPECT_GT(count(train(1, {timed_, cache_}).out, kFromFile), 0);
 }

@@ -44,10 +44,12 @@ TEST(Input, NumbersOfOptionsAreDecimalAndInRange) {
       {{"plan", kQuickstart, "--world", "2"}, "--group"},
       {{"bench", kQuickstart}, "--repeats"},
       {{"bench", kQuickstart}, "--ranks"}};
-  for (const auto& [command, option] : options)
+  for (const auto& [command, option] : options) {
+    expect_failed(minillm(joined(command, {option + "="})), ExitCode::kUsage, {option});
     for (const char* text :
-         {"", "0x10", "nan", "inf", "1e400", "99999999999999999999999999999999", "+5", "5x"})
+         {" ", "0x10", "nan", "inf", "1e400", "99999999999999999999999999999999", "+5", "5x"})
       expect_failed(minillm(joined(command, {option + "=" + text})), ExitCode::kUsage, {option, text});
+  }
   const auto plan = [](const char* world) {
     return minillm({"plan", kQuickstart, "--world", world, "--json"});
   };
@@ -87,9 +89,9 @@ TEST(Input, PromptsHaveTheModelsBytes) {
 TEST(Input, AWindowThatDoesNotFitIsToldBeforeItIsAllocated) {
   if (!MINILLM_SIMULATED) GTEST_SKIP() << "needs a device whose memory can be chosen";
   const TemporaryFolder folder;
-  const std::string model = weights(folder, "256", "16384");
-  expect_failed(with_variable("MINILLM_SIM_MEMORY=1M", {"generate", model}), ExitCode::kMemory,
-                {"window of 16384 tokens", "bytes", "train.seq_len"});
+  const std::string model = weights(folder, "256", "512");
+  expect_failed(with_variable("MINILLM_SIM_MEMORY=64K", {"generate", model}), ExitCode::kMemory,
+                {"window of 512 tokens", "bytes", "train.seq_len"});
 }
 
 }  // namespace
