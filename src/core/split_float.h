@@ -20,7 +20,8 @@ struct SplitFloat {
   uint16_t lower;  ///< the fp32's own lower bits
 };
 
-/// Takes the bits of an fp32. A NaN becomes the one with the largest upper half, or it could round to a number.
+/// Takes the bits of an fp32. A NaN becomes the one with the largest upper half, or it could round to a
+/// number.
 MINILLM_HOST_DEVICE constexpr SplitFloat split_float(uint32_t bits) {
   constexpr uint32_t kSign = 0x80000000, kInfinity = 0x7f800000;
   if ((bits & ~kSign) > kInfinity) return {0x7fff, 0};

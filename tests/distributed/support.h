@@ -73,7 +73,8 @@ inline Tensors gather_tensors(train::Trainer& trainer, train::ShardKind kind, co
     const shard::UnitLayout& unit = trainer.layout().units[u];
     const std::vector<float> shard = trainer.read_shard(kind, static_cast<int>(u));
     std::vector<float> shards(bootstrap.rank() == 0 ? bootstrap.size() * shard.size() : 0);
-    bootstrap.gather(bootstrap.everyone(), std::as_bytes(std::span(shard)), std::as_writable_bytes(std::span(shards)));
+    bootstrap.gather(bootstrap.everyone(), std::as_bytes(std::span(shard)),
+                     std::as_writable_bytes(std::span(shards)));
     if (bootstrap.rank() != 0) continue;
     shards.resize(static_cast<size_t>(unit.padded_elements));  // of the first replica
     for (const shard::Slice& slice : unit.slices)
