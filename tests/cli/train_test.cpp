@@ -118,9 +118,11 @@ TEST(Train, CommunicatorsThatTakeMoreThanTheReserveShowTheTableToo) {
   if (!MINILLM_WITH_MPI) GTEST_SKIP() << "needs MPI";
   const TemporaryFolder folder;
   const std::vector<std::string> start = {
-      MINILLM_SOURCE_DIR "/scripts/mpirun.sh", "-np",          "2", "/usr/bin/env", "MINILLM_SIM_MEMORY=64M",
+      MINILLM_SOURCE_DIR "/scripts/mpirun.sh", "-np",          "2", "/usr/bin/env", "MINILLM_SIM_MEMORY=68M",
       "MINILLM_SIM_NCCL_BUFFERS=16M",          MINILLM_PROGRAM};
-  expect_failed(run(with(start, tiny(folder, {"--set", "memory.reserve=0"}))), ExitCode::kMemory,
+  const std::vector<std::string> large =
+      tiny(folder, {"--set", "memory.reserve=0", "--set", "train.micro_batch=256"});
+  expect_failed(run(with(start, large)), ExitCode::kMemory,
                 {"out of device memory", "took 33554432 bytes, and memory.reserve is 0", "activations",
                  "largest train.micro_batch that fits"});
 }
