@@ -200,7 +200,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
   *returned = std::min(requested, scheme ? sim::kBlasCandidates : 1);
   for (int i = 0; i < *returned; ++i) {
     algorithm.candidate = i;
-    algorithm.reduction_scheme = i == 0 ? CUBLASLT_REDUCTION_SCHEME_NONE : scheme;
+    algorithm.reduction_scheme = i == 0 ? uint32_t{CUBLASLT_REDUCTION_SCHEME_NONE} : scheme;
     results[i] = {};
     std::memcpy(results[i].algo.data, &algorithm, sizeof algorithm);
   }
