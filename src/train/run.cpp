@@ -76,7 +76,7 @@ config::Config with_chosen_policy(const config::Config& config, comm::Bootstrap&
   if (search.best && bootstrap.rank() == 0)  // else the error has the table
     std::cout << "policies on " << hardware.name << ", the fastest that fits marked:\n"
               << search.table() << std::flush;
-  const config::Config chosen = chosen_of(search, world, bytes);
+  config::Config chosen = chosen_of(search, world, bytes);
   require_same_choice(chosen, hardware.name, bootstrap);
   return chosen;
 }
