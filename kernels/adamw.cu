@@ -5,6 +5,7 @@
 #include <string>
 
 #include "core/error.h"
+#include "core/split_float.h"
 #include "kernels/device/launch.h"
 #include "kernels/device/ptx.h"
 #include "kernels/device/rng.h"
@@ -38,12 +39,61 @@ Coefficients coefficients_of(const AdamWOptions& o) {
   };
 }
 
+/// Master parameters as they lie in memory, or a vector of them in registers: fp32, or in two halves.
+template <class Parameter>
+struct Masters;
+template <>
+struct Masters<float> {
+  float* all;
+
+  template <int M>
+  __device__ Packed<float, M> load(int64_t i) const {
+    return load_streaming<M>(all + i);
+  }
+  template <int M>
+  __device__ void store(int64_t i, const Floats<M>& p) const {
+    store_streaming(all + i, pack<float>(p));
+  }
+};
+template <int M>
+struct PackedHalves {
+  Packed<uint16_t, M> upper, lower;
+
+  __device__ Floats<M> floats() const {
+    Floats<M> result;
+#pragma unroll
+    for (int k = 0; k < M; ++k) result[k] = __uint_as_float(join_float({upper.element[k], lower.element[k]}));
+    return result;
+  }
+};
+template <>
+struct Masters<__nv_bfloat16> {
+  uint16_t* upper;
+  uint16_t* lower;
+
+  template <int M>
+  __device__ PackedHalves<M> load(int64_t i) const {
+    return {load_streaming<M>(upper + i), load_streaming<M>(lower + i)};
+  }
+  // The upper halves are what the next gather reads: they may stay in the cache.
+  template <int M>
+  __device__ void store(int64_t i, const Floats<M>& p) const {
+    PackedHalves<M> packed;
+#pragma unroll
+    for (int k = 0; k < M; ++k) {
+      const SplitFloat halves = split_float(__float_as_uint(p[k]));
+      packed.upper.element[k] = halves.upper;
+      packed.lower.element[k] = halves.lower;
+    }
+    store_packed(upper + i, packed.upper);
+    store_streaming(lower + i, packed.lower);
+  }
+};
+
 template <class Moment>
 struct Arrays {
-  float* master;
   Moment* moment1;
   Moment* moment2;
-  __nv_bfloat16* parameter;
   const float* gradient;
 };
 
@@ -53,9 +103,10 @@ struct Rounding {
   int64_t first_element;
 };
 
-template <class Moment, int M>
+template <class PackedMaster, class Moment, int M>
 struct Operands {
-  Packed<float, M> master, gradient;
+  PackedMaster master;
+  Packed<float, M> gradient;
   Packed<Moment, M> moment1, moment2;
 };
 
@@ -89,22 +140,23 @@ __device__ void store_moments(float* moment1, float* moment2, int64_t i, const F
   store_streaming(moment2 + i, pack<float>(v));
 }
 
-/// One vector per thread: its four loads are enough in flight. Fused operations are written out, so that the
+/// One vector per thread: its loads are enough in flight. Fused operations are written out, so that the
 /// compiler cannot choose them differently for vectors and for single elements: how a shard is cut into
 /// launches must not show in the results.
-template <class Moment, int N>
-__global__ void __launch_bounds__(kStreamThreads)
-    adamw_kernel(Arrays<Moment> a, const float* gradient_scale, const AdamWStep* step, int64_t count,
-                 Coefficients c, Rounding r) {
+template <class Parameter, class Moment, int N>
+__global__ void __launch_bounds__(kStreamThreads, kStreamBlocks)
+    adamw_kernel(Masters<Parameter> masters, Arrays<Moment> a, const float* gradient_scale,
+                 const AdamWStep* step, int64_t count, Coefficients c, Rounding r) {
   const float scale = *gradient_scale;
   if (!is_finite(scale)) return;
   stream_vectors<N, 1>(
       count,
       [&]<int M>(int64_t i) {
-        return Operands<Moment, M>{load_streaming<M>(a.master + i), load_streaming<M>(a.gradient + i),
-                                   load_streaming<M>(a.moment1 + i), load_streaming<M>(a.moment2 + i)};
+        return Operands<decltype(masters.template load<M>(i)), Moment, M>{
+            masters.template load<M>(i), load_streaming<M>(a.gradient + i), load_streaming<M>(a.moment1 + i),
+            load_streaming<M>(a.moment2 + i)};
       },
-      [&]<int M>(int64_t i, const Operands<Moment, M>& in) {
+      [&]<int M>(int64_t i, const auto& in) {
         const AdamWStep now = *step;  // here, so that no load of a vector waits for it
         const float decay = static_cast<float>(now.learning_rate * c.weight_decay);
         const Floats<M> gradient = in.gradient.floats();
@@ -119,9 +171,8 @@ __global__ void __launch_bounds__(kStreamThreads)
           v[k] = second;
           p[k] -= now.step_size * m[k] / fmaf(sqrtf(v[k]), now.correction, c.epsilon);
         }
-        store_streaming(a.master + i, pack<float>(p));
+        masters.store(i, p);
         store_moments(a.moment1, a.moment2, i, m, v, r, now.step);
-        if (a.parameter != nullptr) store(a.parameter + i, p);
       });
 }
 
@@ -148,25 +199,32 @@ AdamWStep adamw_step(const AdamWOptions& options, double learning_rate, int64_t 
 void adamw(const AdamW& a, cudaStream_t stream) {
   const int64_t moment_bytes = size_of(a.moment_type);
   const bool whole_draws = a.moment_type == DType::kFp32 || a.first_element % kElementsPerDraw == 0;
-  const bool vectorize = whole_draws && aligned_elements({{a.master, 4},
+  const bool halves = a.lower_half != nullptr;
+  const bool vectorize = whole_draws && aligned_elements({{a.parameter, halves ? 2 : 4},
+                                                          {a.lower_half, 2},
                                                           {a.moment1, moment_bytes},
                                                           {a.moment2, moment_bytes},
-                                                          {a.parameter, 2},
                                                           {a.gradient, 4}}) >= kFullWidth<float>;
-  dispatch(a.moment_type, [&]<class Moment>() {
-    const Arrays<Moment> arrays = {a.master, static_cast<Moment*>(a.moment1), static_cast<Moment*>(a.moment2),
-                                   static_cast<__nv_bfloat16*>(a.parameter), a.gradient};
-    const auto run = [&]<int N>() {
-      launch("adamw", adamw_kernel<Moment, N>,
-             {.grid = stream_blocks<N, 1>(a.count), .block = kStreamThreads, .stream = stream}, arrays,
-             a.gradient_scale, a.step, a.count, coefficients_of(a.options),
-             Rounding{a.seed, a.first_element});
-    };
-    if (vectorize)
-      run.template operator()<kFullWidth<float>>();
-    else
-      run.template operator()<1>();
-  });
+  const auto run = [&]<class Parameter>(const Masters<Parameter>& masters) {
+    dispatch(a.moment_type, [&]<class Moment>() {
+      const Arrays<Moment> arrays = {static_cast<Moment*>(a.moment1), static_cast<Moment*>(a.moment2),
+                                     a.gradient};
+      const auto launch_width = [&]<int N>() {
+        launch("adamw", adamw_kernel<Parameter, Moment, N>,
+               {.grid = stream_blocks<N, 1>(a.count), .block = kStreamThreads, .stream = stream}, masters,
+               arrays, a.gradient_scale, a.step, a.count, coefficients_of(a.options),
+               Rounding{a.seed, a.first_element});
+      };
+      if (vectorize)
+        launch_width.template operator()<kFullWidth<float>>();
+      else
+        launch_width.template operator()<1>();
+    });
+  };
+  if (halves)
+    run(Masters<__nv_bfloat16>{static_cast<uint16_t*>(a.parameter), a.lower_half});
+  else
+    run(Masters<float>{static_cast<float*>(a.parameter)});
 }
 
 void clip_factor(const ClipFactor& a, cudaStream_t stream) {
@@ -174,9 +232,9 @@ void clip_factor(const ClipFactor& a, cudaStream_t stream) {
          a.sum_of_squares, a.limit);
 }
 
-// Reads master, both moments and the gradient; writes the first three and the copy.
-Cost adamw_cost(int64_t count, bool parameter_copy, DType moment_type) {
-  const int64_t per_element = 3 * 4 + 4 * size_of(moment_type) + (parameter_copy ? 2 : 0);
+// Reads masters, both moments and the gradient; writes the first three.
+Cost adamw_cost(int64_t count, DType moment_type) {
+  const int64_t per_element = 3 * 4 + 4 * size_of(moment_type);
   return {.bytes = per_element * count, .flops = 17 * count};
 }
 

@@ -1,7 +1,8 @@
 // AdamW (Loshchilov & Hutter 2019) over one contiguous range of a flat parameter shard, PyTorch's formula:
 //   p -= lr · weight_decay · p;  m = lerp(m, g, 1-β1);  v = β2 v + (1-β2) g²
 //   p -= lr / (1-β1^t) · m / (sqrt(v) / sqrt(1-β2^t) + eps)          with g = gradient · *gradient_scale
-// fp32 master parameters; writes the compute-precision copy for the next gather in the same pass.
+// Master parameters are fp32. Beside bf16 compute they lie in two halves (core/split_float.h), of which the
+// upper is the bf16 that the next gather reads: the copy costs neither memory nor traffic.
 //
 // Moments are fp32, or bf16 with stochastic rounding: rounded to nearest, a second moment with β2 = 0.999
 // would stand still, its changes being smaller than half of bf16's spacing. The random bits are a function of
@@ -41,10 +42,10 @@ static_assert(std::is_trivially_copyable_v<AdamWStep> && sizeof(AdamWStep) == 32
 AdamWStep adamw_step(const AdamWOptions& options, double learning_rate, int64_t step);
 
 struct AdamW {
-  float* master = nullptr;          ///< [count] fp32 parameters, updated
+  void* parameter = nullptr;        ///< [count] masters in fp32, or their bf16 halves, updated
+  uint16_t* lower_half = nullptr;   ///< [count] the masters' other halves, updated; nullptr: masters are fp32
   void* moment1 = nullptr;          ///< [count] moment_type, updated
   void* moment2 = nullptr;          ///< [count] moment_type, updated
-  void* parameter = nullptr;        ///< [count] bf16 copy of master, written; nullptr: none is kept
   const float* gradient = nullptr;  ///< [count] fp32
   /// One device scalar that multiplies the gradient: the clip factor. Not finite: the whole update is skipped
   /// and nothing is written.
@@ -58,10 +59,10 @@ struct AdamW {
   int64_t first_element = 0;  ///< index in the whole model of element 0; fastest as a multiple of 4
 };
 /// An element whose gradient is not finite once it is scaled, or so large that the second moment would not
-/// be, keeps its master and its moments, and its copy is the master's: an update that runs before anyone
-/// knows the norm of all gradients loses nothing. No aliasing. Throws DeviceError when the launch fails.
+/// be, keeps its master and its moments: an update that runs before anyone knows the norm of all gradients
+/// loses nothing. No aliasing. Throws DeviceError when the launch fails.
 void adamw(const AdamW& a, cudaStream_t stream);
-Cost adamw_cost(int64_t count, bool parameter_copy, DType moment_type = DType::kFp32);
+Cost adamw_cost(int64_t count, DType moment_type = DType::kFp32);
 
 /// The factor that `adamw` multiplies gradients by: with norm = sqrt(sum_of_squares[0]),
 ///   norm not finite: NaN;  limit <= 0: 1;  otherwise min(1, limit / (norm + 1e-6)), as PyTorch clips.

@@ -71,7 +71,8 @@ Case sum_case(std::string name, int64_t calls, int64_t count, bool square) {
 
 Case adamw_case(std::string name, int64_t calls, int64_t count, const config::Config& config) {
   const DType moments = config.precision.moments;
-  const bool copy = config.precision.param != DType::kFp32;
+  const DType parameters = config.precision.param;
+  const bool halves = parameters != DType::kFp32;
   const auto seed = static_cast<uint64_t>(config.train.seed);
   const config::Optimizer& optimizer = config.train.optimizer;
   const kernels::AdamWOptions options = {.beta1 = optimizer.beta1,
@@ -81,21 +82,21 @@ Case adamw_case(std::string name, int64_t calls, int64_t count, const config::Co
   const kernels::AdamWStep first_step = kernels::adamw_step(options, optimizer.lr, 1);
   return {.name = std::move(name),
           .calls = calls,
-          .cost = kernels::adamw_cost(count, copy, moments),
-          .buffers = {fp32(count),
+          .cost = kernels::adamw_cost(count, moments),
+          .buffers = {tensor(count, parameters),
+                      halves ? tensor(count, DType::kBf16) : Buffer{},
                       tensor(count, moments),
                       positive(count, moments),
-                      copy ? tensor(count, DType::kBf16) : Buffer{},
                       fp32(count),
                       positive(1),
                       {sizeof(first_step)}},
           .run =
               [=](const Operands& o) {
-                const auto [master, moment1, moment2, parameter, gradient, scale, step] = o.take<7>();
-                kernels::adamw({.master = master,
+                const auto [parameter, lower_half, moment1, moment2, gradient, scale, step] = o.take<7>();
+                kernels::adamw({.parameter = parameter,
+                                .lower_half = halves ? static_cast<uint16_t*>(lower_half) : nullptr,
                                 .moment1 = moment1,
                                 .moment2 = moment2,
-                                .parameter = copy ? static_cast<void*>(parameter) : nullptr,
                                 .gradient = gradient,
                                 .gradient_scale = scale,
                                 .step = step,

@@ -302,11 +302,11 @@ class Builder {
   void update(int unit, int segment) {
     Operation update = operation(OpKind::kUpdate, StreamId::kUpdate, unit, segment);
     update.shard_slot = shard_slot_of_update_.at(unit);
-    const Regions optimizer = of_unit(RegionKind::kOptimizerShard, unit, segment);
-    Regions reads = join(of_slot(RegionKind::kGradientShard, update.shard_slot, unit, segment), optimizer);
+    const Regions state = join(of_unit(RegionKind::kOptimizerShard, unit, segment),
+                               of_unit(RegionKind::kParameterShard, unit, segment));
+    Regions reads = join(of_slot(RegionKind::kGradientShard, update.shard_slot, unit, segment), state);
     reads.push_back({policy_.clip ? RegionKind::kClip : RegionKind::kGate});
-    add(std::move(update), std::move(reads),
-        join(optimizer, of_unit(RegionKind::kParameterShard, unit, segment)));
+    add(std::move(update), std::move(reads), state);
     updated_[unit].push_back(segment);
     gather_for_next_step();
   }

@@ -174,17 +174,18 @@ Operands Executor::operands(const Operation& operation) const {
   const auto bytes = [&](int64_t offset) { return arena_ + offset; };
   Operands given;
   given.buffers = buffers_.data();
-  const auto give = [&](const Region& region, bool written) {
+  const auto give = [&](const Region& region) {
     const auto index = static_cast<size_t>(region.index);
     switch (region.kind) {
       case RegionKind::kParameterShard:
-        if (written)
+        if (operation.kind == OpKind::kUpdate)
           given.parameter_shard = bytes(plan_.parameter_shard[index]);
         else
           given.weights = bytes(plan_.parameter_shard[index]);
         break;
       case RegionKind::kOptimizerShard:
-        given.master = floats(plan_.master[index]);
+        if (plan_.lower_half[index] >= 0)
+          given.lower_half = reinterpret_cast<uint16_t*>(bytes(plan_.lower_half[index]));
         given.moment1 = bytes(plan_.moment1[index]);
         given.moment2 = bytes(plan_.moment2[index]);
         break;
@@ -229,8 +230,8 @@ Operands Executor::operands(const Operation& operation) const {
         break;
     }
   };
-  for (const Region& region : operation.reads) give(region, false);
-  for (const Region& region : operation.writes) give(region, true);
+  for (const Region& region : operation.reads) give(region);
+  for (const Region& region : operation.writes) give(region);
   return given;
 }
 

@@ -70,11 +70,12 @@ class Planner {
   void plan_shards() {
     for (const UnitLayout& unit : layout_.units) {
       const int64_t n = unit.shard_elements;
-      plan_.master.push_back(keep(unit.name + " master", Purpose::kParameters, n * size_of(DType::kFp32)));
-      plan_.parameter_shard.push_back(
-          parameter_type_ == DType::kFp32
-              ? plan_.master.back()
-              : keep(unit.name + " parameter shard", Purpose::kParameters, n * size_of(parameter_type_)));
+      const auto parameters = [&](const char* name, int64_t element_bytes) {
+        return keep(unit.name + name, Purpose::kParameters, n * element_bytes);
+      };
+      const int64_t rest = size_of(DType::kFp32) - size_of(parameter_type_);  // of a master weight
+      plan_.parameter_shard.push_back(parameters(" parameter shard", size_of(parameter_type_)));
+      plan_.lower_half.push_back(rest > 0 ? parameters(" lower halves", rest) : -1);
       plan_.moment1.push_back(keep(unit.name + " moment 1", Purpose::kMoments, n * size_of(moment_type_)));
       plan_.moment2.push_back(keep(unit.name + " moment 2", Purpose::kMoments, n * size_of(moment_type_)));
     }

@@ -39,8 +39,10 @@ struct MemoryPlan {
   std::vector<Placement> placements;
 
   // Offsets into the arena, by unit, slot or buffer; -1 for slots and buffers without a place, since no
-  // operation names them. With fp32 parameters parameter_shard[u] == master[u].
-  std::vector<int64_t> parameter_shard, master, moment1, moment2;
+  // operation names them. The fp32 master weights are the parameter shard itself, or where that is bf16, its
+  // elements and the lower halves (core/split_float.h); with fp32 parameters those are -1. A unit's second
+  // moment lies right behind its first.
+  std::vector<int64_t> parameter_shard, lower_half, moment1, moment2;
   std::vector<int64_t> weight_slot, gradient_slot, shard_slot, buffer;
   int64_t wire = -1, reduced_piece = -1;  ///< -1: there is none, or no operation names it
   int64_t valid_count = 0, loss_sum = 0, loss_total = 0, gate = 0, norm_partials = 0, norm_total = 0,

@@ -61,9 +61,9 @@ struct Operands {
   std::byte* const* buffers = nullptr;  ///< by index into Program::buffers()
 
   // The shard of the unit, layout.units[unit].shard_elements long, whatever segment the operation is about.
-  std::byte* parameter_shard = nullptr;  ///< compute precision; the same memory as `master` when that is fp32
-  float* master = nullptr;
-  std::byte* moment1 = nullptr;  ///< in the type that the memory was planned for
+  std::byte* parameter_shard = nullptr;  ///< compute precision; in fp32 the master weights
+  uint16_t* lower_half = nullptr;        ///< what bf16 ones lack of the masters (core/split_float.h), or null
+  std::byte* moment1 = nullptr;          ///< in the type that the memory was planned for
   std::byte* moment2 = nullptr;
   float* gradient_shard = nullptr;
 

@@ -64,7 +64,7 @@ bool makes_gradients(OpKind kind);  ///< whether it may write weight gradients: 
 /// A named piece of memory. `index` is a unit, slot, buffer or micro-batch, by kind.
 enum class RegionKind : uint8_t {
   kParameterShard,  ///< by unit: compute-precision shard, what gathers read (full weights without sharding)
-  kOptimizerShard,  ///< by unit: fp32 master weights and moments
+  kOptimizerShard,  ///< by unit: moments, and what bf16 parameters lack of fp32
   kGradientShard,   ///< by shard slot: reduced gradients (full gradients without sharding)
   kWeightSlot,      ///< by slot: gathered weights of a unit
   kGradientSlot,    ///< by slot: unreduced gradients of a unit

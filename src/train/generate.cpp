@@ -15,6 +15,7 @@
 #include "cuda/memory.h"
 #include "cuda/stream.h"
 #include "kernels/cast.h"
+#include "kernels/split.h"
 #include "model/parameters.h"
 #include "model/transformer.h"
 #include "shard/layout.h"
@@ -158,14 +159,24 @@ class Inference {
       const cuda::DeviceMemory master(std::ssize(flat) * static_cast<int64_t>(sizeof(float)));
       upload(master.data(), flat.data(), flat.size() * sizeof(float));
       weights_.emplace_back(unit.padded_elements * size_of(dtype_));
-      kernels::cast({.out = weights_.back().data(),
-                     .in = master.data(),
-                     .count = unit.padded_elements,
-                     .out_type = dtype_,
-                     .in_type = DType::kFp32},
-                    stream_.get());
+      round(master, unit.padded_elements);
       stream_.synchronize();
     }
+  }
+
+  /// To the compute type, as training rounds its masters.
+  void round(const cuda::DeviceMemory& master, int64_t count) {
+    const auto* in = reinterpret_cast<const float*>(master.data());
+    if (dtype_ == DType::kFp32)
+      return kernels::cast({.out = weights_.back().data(), .in = in, .count = count, .out_type = dtype_},
+                           stream_.get());
+    const cuda::DeviceMemory lower(count * static_cast<int64_t>(sizeof(uint16_t)));
+    kernels::split({.upper = reinterpret_cast<uint16_t*>(weights_.back().data()),
+                    .lower = reinterpret_cast<uint16_t*>(lower.data()),
+                    .in = in,
+                    .count = count},
+                   stream_.get());
+    stream_.synchronize();  // before `lower` is freed
   }
 
   shard::Operands operands(int unit) const {

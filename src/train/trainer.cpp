@@ -7,9 +7,10 @@
 #include "checkpoint/safetensors.h"
 #include "comm/failure.h"
 #include "core/checked.h"
+#include "core/split_float.h"
 #include "cuda/check.h"
-#include "kernels/cast.h"
 #include "kernels/initialize.h"
+#include "kernels/split.h"
 #include "model/parameters.h"
 #include "train/gemm_choices.h"
 #include "train/memory_advice.h"
@@ -127,11 +128,14 @@ void Trainer::fill_initial_values() {
   const comm::InnerPhase phase(watchdog_, start_up(config, "reading initial values"));
   const cuda::Stream stream;
   // Moments start at zero and so does padding; all else in the arena is written before it is read.
-  for (size_t unit = 0; unit < layout().units.size(); ++unit)
-    for (ShardKind kind : {ShardKind::kMaster, ShardKind::kMoment1, ShardKind::kMoment2})
+  for (int unit = 0; unit < std::ssize(layout().units); ++unit) {
+    zero_moments(unit, stream);
+    if (config.precision.param == DType::kFp32)
       cuda::check(cudaMemsetAsync(
-          shard_address(kind, static_cast<int>(unit)), 0,
-          static_cast<size_t>(layout().units[unit].shard_elements * size_of(type_of(kind))), stream.get()));
+          masters_in_fp32(unit), 0,
+          static_cast<size_t>(layout().units[static_cast<size_t>(unit)].shard_elements) * sizeof(float),
+          stream.get()));
+  }
   const int rope = program().transformer().rope_table();
   if (rope >= 0) {
     const std::vector<float2> table = program().transformer().rope_table_values();
@@ -141,7 +145,7 @@ void Trainer::fill_initial_values() {
   if (config.model.init == "pytorch") {
     for_each_piece(config.model, layout(), shard(),
                    [&](const model::Parameter& p, uint64_t number, auto& piece) {
-                     kernels::initialize({.out = master(p.unit) + piece.shard_offset,
+                     kernels::initialize({.out = masters_in_fp32(p.unit) + piece.shard_offset,
                                           .first = piece.tensor_offset,
                                           .count = piece.count,
                                           .distribution = p.distribution,
@@ -154,13 +158,15 @@ void Trainer::fill_initial_values() {
     fill_from_file(stream);
   }
   if (config.precision.param != DType::kFp32)
-    for (size_t unit = 0; unit < layout().units.size(); ++unit)
-      kernels::cast({.out = arena_.data() + plan_.memory.parameter_shard[unit],
-                     .in = arena_.data() + plan_.memory.master[unit],
-                     .count = layout().units[unit].shard_elements,
-                     .out_type = config.precision.param,
-                     .in_type = DType::kFp32},
-                    stream.get());
+    for (int unit = 0; unit < std::ssize(layout().units); ++unit) {
+      const auto u = static_cast<size_t>(unit);
+      kernels::split({.upper = reinterpret_cast<uint16_t*>(arena_.data() + plan_.memory.parameter_shard[u]),
+                      .lower = reinterpret_cast<uint16_t*>(arena_.data() + plan_.memory.lower_half[u]),
+                      .in = masters_in_fp32(unit),
+                      .count = layout().units[u].shard_elements},
+                     stream.get());
+      zero_moments(unit, stream);
+    }
   stream.synchronize();
 }
 
@@ -172,7 +178,7 @@ void Trainer::fill_from_file(const cuda::Stream& stream) {
     const checkpoint::TensorEntry& tensor = file.find(p.name);
     values.resize(static_cast<size_t>(piece.count));
     file.read(tensor, piece.tensor_offset, values);
-    cuda::check(cudaMemcpyAsync(master(p.unit) + piece.shard_offset, values.data(),
+    cuda::check(cudaMemcpyAsync(masters_in_fp32(p.unit) + piece.shard_offset, values.data(),
                                 values.size() * sizeof(float), cudaMemcpyHostToDevice, stream.get()));
     stream.synchronize();  // before `values` is used again
     progress();
@@ -180,8 +186,16 @@ void Trainer::fill_from_file(const cuda::Stream& stream) {
 }
 
 DType Trainer::type_of(ShardKind kind) const {
-  return kind == ShardKind::kMoment1 || kind == ShardKind::kMoment2 ? plan_.config.precision.moments
-                                                                    : DType::kFp32;
+  switch (kind) {
+    case ShardKind::kMaster:
+      return plan_.config.precision.param;
+    case ShardKind::kMoment1:
+    case ShardKind::kMoment2:
+      return plan_.config.precision.moments;
+    case ShardKind::kGradient:
+      return DType::kFp32;
+  }
+  throw InternalError("type_of: unknown kind of shard " + std::to_string(static_cast<int>(kind)));
 }
 
 std::byte* Trainer::shard_address(ShardKind kind, int unit) const {
@@ -189,7 +203,7 @@ std::byte* Trainer::shard_address(ShardKind kind, int unit) const {
   const shard::MemoryPlan& memory = plan_.memory;
   switch (kind) {
     case ShardKind::kMaster:
-      return arena_.data() + memory.master[u];
+      return arena_.data() + memory.parameter_shard[u];
     case ShardKind::kMoment1:
       return arena_.data() + memory.moment1[u];
     case ShardKind::kMoment2:
@@ -202,8 +216,19 @@ std::byte* Trainer::shard_address(ShardKind kind, int unit) const {
   throw InternalError("read_shard: unknown kind of shard " + std::to_string(static_cast<int>(kind)));
 }
 
-float* Trainer::master(int unit) const {
-  return reinterpret_cast<float*>(shard_address(ShardKind::kMaster, unit));
+// Where initial values are written. Those that are going to be split are written to the place of the moments,
+// before these are set to zero: it is as large or larger.
+float* Trainer::masters_in_fp32(int unit) const {
+  const bool halves = plan_.config.precision.param != DType::kFp32;
+  return reinterpret_cast<float*>(shard_address(halves ? ShardKind::kMoment1 : ShardKind::kMaster, unit));
+}
+
+void Trainer::zero_moments(int unit, const cuda::Stream& stream) {
+  for (const ShardKind kind : {ShardKind::kMoment1, ShardKind::kMoment2})
+    cuda::check(cudaMemsetAsync(shard_address(kind, unit), 0,
+                                static_cast<size_t>(layout().units[static_cast<size_t>(unit)].shard_elements *
+                                                    size_of(type_of(kind))),
+                                stream.get()));
 }
 
 void Trainer::enqueue(int64_t step) {
@@ -220,16 +245,19 @@ std::vector<float> Trainer::read_shard(ShardKind kind, int unit) {
 void Trainer::read_shard(ShardKind kind, int unit, std::span<float> values) {
   executor_->synchronize();
   const cuda::Stream stream;
-  const size_t count = values.size();
-  std::vector<uint16_t> halves(type_of(kind) == DType::kBf16 ? count : 0);
-  void* const target = halves.empty() ? static_cast<void*>(values.data()) : halves.data();
-  cuda::check(cudaMemcpyAsync(target, shard_address(kind, unit),
-                              count * static_cast<size_t>(size_of(type_of(kind))), cudaMemcpyDeviceToHost,
-                              stream.get()));
-  stream.synchronize();
-  if (!halves.empty())
-    std::ranges::transform(halves, values.begin(),
-                           [](uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); });
+  const auto copy = [&](std::span<std::byte> to, const std::byte* from) {
+    cuda::check(cudaMemcpyAsync(to.data(), from, to.size(), cudaMemcpyDeviceToHost, stream.get()));
+    stream.synchronize();
+  };
+  if (type_of(kind) == DType::kFp32) return copy(std::as_writable_bytes(values), shard_address(kind, unit));
+  std::vector<uint16_t> upper(values.size()), lower(values.size());
+  copy(std::as_writable_bytes(std::span(upper)), shard_address(kind, unit));
+  if (kind == ShardKind::kMaster)
+    copy(std::as_writable_bytes(std::span(lower)),
+         arena_.data() + plan_.memory.lower_half[static_cast<size_t>(unit)]);
+  std::ranges::transform(upper, lower, values.begin(), [](uint16_t high, uint16_t low) {
+    return std::bit_cast<float>(join_float({high, low}));
+  });
 }
 
 std::vector<const comm::Communicator*> Trainer::communicators() const {

@@ -78,9 +78,11 @@ class Trainer {
   void choose_algorithms(comm::Bootstrap& bootstrap);
   void fill_initial_values();
   void fill_from_file(const cuda::Stream& stream);
+  /// Of what lies at shard_address: of masters beside bf16 parameters, their upper halves.
   DType type_of(ShardKind kind) const;
   std::byte* shard_address(ShardKind kind, int unit) const;
-  float* master(int unit) const;
+  float* masters_in_fp32(int unit) const;
+  void zero_moments(int unit, const cuda::Stream& stream);
 
   int rank_;
   StepPlan plan_;

@@ -308,13 +308,12 @@ void TrainingProgram::clip(const Operands& operands, cudaStream_t stream) const 
 void TrainingProgram::update(const Operation& operation, const Operands& operands,
                              cudaStream_t stream) const {
   const DType moments = config_.precision.moments, parameter = config_.precision.param;
-  const bool copies = parameter != DType::kFp32;  // else the master is what gathers read
   for_each_segment(operation, [&](const NumberedSegment& s) {
     const int64_t offset = s.segment.shard_offset;
-    kernels::adamw({.master = operands.master + offset,
+    kernels::adamw({.parameter = operands.parameter_shard + offset * size_of(parameter),
+                    .lower_half = operands.lower_half != nullptr ? operands.lower_half + offset : nullptr,
                     .moment1 = operands.moment1 + offset * size_of(moments),
                     .moment2 = operands.moment2 + offset * size_of(moments),
-                    .parameter = copies ? operands.parameter_shard + offset * size_of(parameter) : nullptr,
                     .gradient = operands.gradient_shard + offset,
                     .gradient_scale = operands.gate != nullptr ? operands.gate : operands.clip + 1,
                     .step = reinterpret_cast<const kernels::AdamWStep*>(operands.buffers[step_scalars_]),
@@ -371,8 +370,7 @@ std::vector<KernelWork> TrainingProgram::work(const Operation& operation) const 
       return list;
     case OpKind::kUpdate:
       per_segment([&](const shard::Segment& s) {
-        return kernels::adamw_cost(s.shard_elements, config_.precision.param != DType::kFp32,
-                                   config_.precision.moments);
+        return kernels::adamw_cost(s.shard_elements, config_.precision.moments);
       });
       return list;
     case OpKind::kCollectLoss:

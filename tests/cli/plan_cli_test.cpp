@@ -290,8 +290,8 @@ TEST_F(Plan, NodesNeedANetwork) {
 }
 
 TEST_F(Plan, TooLittleMemory) {
-  expect_failure({"--world", "8", "--policy", "auto", "--set", "memory.limit=2500000000"}, ExitCode::kMemory,
-                 {"no policy fits 2500000000 bytes", "\n  full ", "\n  replicate ", "does not fit",
+  expect_failure({"--world", "8", "--policy", "auto", "--set", "memory.limit=2400000000"}, ExitCode::kMemory,
+                 {"no policy fits 2400000000 bytes", "\n  full ", "\n  replicate ", "does not fit",
                   "smallest is --set parallel.policy=full --set memory.recompute=block", "train.micro_batch",
                   "it fits with --set parallel.gradient_slots=1"});
   // A policy that was asked for is shown all the same, with what to change.

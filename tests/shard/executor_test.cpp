@@ -146,7 +146,7 @@ class GivenOperands : public testing::Test {
     expect_at(given.gradients, makes_gradients(kind) && !none, slot);
     expect_at(given.gradient_shard, update || kind == OpKind::kSquareNorm, slot);
     expect_at(given.parameter_shard, update, plan_.parameter_shard[u]);
-    expect_at(given.master, update, plan_.master[u]);
+    expect_at(given.lower_half, update, plan_.lower_half[u]);
     expect_at(given.moment1, update, plan_.moment1[u]);
     expect_at(given.moment2, update, plan_.moment2[u]);
   }

@@ -61,11 +61,9 @@ class Replay {
         return Piece{unit.name + what, offset, unit.shard_elements * size_of(type), true};
       };
       const Region optimizer{RegionKind::kOptimizerShard, u}, parameters{RegionKind::kParameterShard, u};
-      add(optimizer, shard(" master", plan_.master[u], DType::kFp32));
-      if (parameter_type == DType::kFp32)
-        pieces_of_[{parameters.kind, u}] = pieces_of_[{optimizer.kind, u}];
-      else
-        add(parameters, shard(" parameters", plan_.parameter_shard[u], parameter_type));
+      add(parameters, shard(" parameters", plan_.parameter_shard[u], parameter_type));
+      if (parameter_type != DType::kFp32)
+        add(optimizer, shard(" lower halves", plan_.lower_half[u], parameter_type));
       add(optimizer, shard(" moment 1", plan_.moment1[u], moment_type));
       add(optimizer, shard(" moment 2", plan_.moment2[u], moment_type));
     }

@@ -154,9 +154,10 @@ class Replay : GradientReplay {
     reads(policy_.clip ? RegionKind::kClip : RegionKind::kGate);
     for (int segment : segments(op.unit, op.segment)) {
       expect(updates_[op.unit][segment]++ == step_, "updated twice");
-      reads(RegionKind::kOptimizerShard, op.unit, segment);
-      writes(RegionKind::kOptimizerShard, op.unit, segment);
-      writes(RegionKind::kParameterShard, op.unit, segment);
+      for (const RegionKind kind : {RegionKind::kOptimizerShard, RegionKind::kParameterShard}) {
+        reads(kind, op.unit, segment);
+        writes(kind, op.unit, segment);
+      }
     }
   }
 

@@ -4,6 +4,7 @@
 
 #include "core/checked.h"
 #include "core/error.h"
+#include "core/split_float.h"
 #include "cuda/check.h"
 #include "kernels/device/launch.h"
 #include "toy.h"
@@ -130,17 +131,34 @@ __global__ void clip_kernel(float* clip, const float* norm_total) {
   clip[1] = toy_clip(*norm_total);
 }
 
-// `parameters` is null where they are the master weights.
-__global__ void update_kernel(float* master, float* moment1, float* moment2, __nv_bfloat16* parameters,
-                              const float* gradients, int64_t count, const float* factor,
-                              const float* scalar) {
+// The master weights: fp32, or in two halves where `lower` is not null.
+struct ToyMasters {
+  std::byte* parameters;
+  uint16_t* lower;
+
+  __device__ float load(int64_t i) const {
+    if (!lower) return reinterpret_cast<const float*>(parameters)[i];
+    return __uint_as_float(join_float({reinterpret_cast<const uint16_t*>(parameters)[i], lower[i]}));
+  }
+  __device__ void store(int64_t i, float value) const {
+    if (!lower) {
+      reinterpret_cast<float*>(parameters)[i] = value;
+      return;
+    }
+    const SplitFloat halves = split_float(__float_as_uint(value));
+    reinterpret_cast<uint16_t*>(parameters)[i] = halves.upper;
+    lower[i] = halves.lower;
+  }
+};
+
+__global__ void update_kernel(ToyMasters masters, float* moment1, float* moment2, const float* gradients,
+                              int64_t count, const float* factor, const float* scalar) {
   const int64_t i = element();
   if (i >= count) return;
-  const auto updated = toy_update(master[i], moment1[i], moment2[i], gradients[i], *factor, *scalar);
-  master[i] = updated[0];
+  const auto updated = toy_update(masters.load(i), moment1[i], moment2[i], gradients[i], *factor, *scalar);
+  masters.store(i, updated[0]);
   moment1[i] = updated[1];
   moment2[i] = updated[2];
-  if (parameters) parameters[i] = __float2bfloat16(updated[0]);
 }
 
 float* floats(const Operands& operands, int buffer) {
@@ -352,11 +370,11 @@ void ToyProgram::update(const Operation& operation, const Operands& operands, cu
   const float* const factor = policy_.clip ? operands.clip + 1 : operands.gate;
   for (const Segment& segment : segments_of(layout_.units[operation.unit], operation.segment)) {
     const int64_t at = segment.shard_offset;
-    __nv_bfloat16* const parameters = type_ == DType::kBf16 ? bf16s(operands.parameter_shard) + at : nullptr;
-    launch("update", update_kernel, over(segment.shard_elements, stream), operands.master + at,
+    const ToyMasters masters{operands.parameter_shard + at * size_of(type_),
+                             operands.lower_half ? operands.lower_half + at : nullptr};
+    launch("update", update_kernel, over(segment.shard_elements, stream), masters,
            reinterpret_cast<float*>(operands.moment1) + at, reinterpret_cast<float*>(operands.moment2) + at,
-           parameters, operands.gradient_shard + at, segment.shard_elements, factor,
-           floats(operands, scalar()));
+           operands.gradient_shard + at, segment.shard_elements, factor, floats(operands, scalar()));
   }
 }
 

@@ -1,5 +1,6 @@
-#include <cuda_bf16.h>
+#include <bit>
 
+#include "core/split_float.h"
 #include "cuda/check.h"
 #include "toy.h"
 
@@ -29,19 +30,40 @@ void initialize(const Layout& layout, const ToyRun& run, std::byte* arena, const
     const size_t bytes = master.size() * sizeof(float);
     cuda::check(cudaMemset(arena + plan.moment1[u], 0, bytes));
     cuda::check(cudaMemset(arena + plan.moment2[u], 0, bytes));
-    cuda::check(cudaMemcpy(arena + plan.master[u], master.data(), bytes, cudaMemcpyHostToDevice));
-    if (run.type == DType::kFp32) continue;
-    std::vector<__nv_bfloat16> rounded;
-    for (float value : master) rounded.push_back(__float2bfloat16(value));
-    cuda::check(
-        cudaMemcpy(arena + plan.parameter_shard[u], rounded.data(), bytes / 2, cudaMemcpyHostToDevice));
+    const auto put = [&](int64_t offset, const auto& values) {
+      const size_t size = values.size() * sizeof(values.front());
+      cuda::check(cudaMemcpy(arena + offset, values.data(), size, cudaMemcpyHostToDevice));
+    };
+    if (run.type == DType::kFp32) {
+      put(plan.parameter_shard[u], master);
+      continue;
+    }
+    std::vector<uint16_t> upper, lower;
+    for (float value : master) {
+      const SplitFloat halves = split_float(std::bit_cast<uint32_t>(value));
+      upper.push_back(halves.upper);
+      lower.push_back(halves.lower);
+    }
+    put(plan.parameter_shard[u], upper);
+    put(plan.lower_half[u], lower);
   }
   cuda::check(cudaDeviceSynchronize());
 }
 
-std::vector<float> read(const std::byte* from, int64_t elements) {
-  std::vector<float> values(static_cast<size_t>(elements));
-  cuda::check(cudaMemcpy(values.data(), from, values.size() * sizeof(float), cudaMemcpyDeviceToHost));
+template <class T = float>
+std::vector<T> read(const std::byte* from, int64_t elements) {
+  std::vector<T> values(static_cast<size_t>(elements));
+  cuda::check(cudaMemcpy(values.data(), from, values.size() * sizeof(T), cudaMemcpyDeviceToHost));
+  return values;
+}
+
+std::vector<float> read_masters(const std::byte* arena, const MemoryPlan& plan, int unit, int64_t elements) {
+  if (plan.lower_half[unit] < 0) return read(arena + plan.parameter_shard[unit], elements);
+  const auto upper = read<uint16_t>(arena + plan.parameter_shard[unit], elements);
+  const auto lower = read<uint16_t>(arena + plan.lower_half[unit], elements);
+  std::vector<float> values;
+  for (size_t i = 0; i < upper.size(); ++i)
+    values.push_back(std::bit_cast<float>(join_float({upper[i], lower[i]})));
   return values;
 }
 
@@ -77,7 +99,7 @@ ToyResult run_toy(const Layout& layout, const ToyRun& run, const std::vector<std
   ToyResult result{program.history(), {}, {}};
   for (int u = 0; u < std::ssize(layout.units); ++u) {
     const int64_t elements = layout.units[u].shard_elements;
-    result.masters.push_back(read(arena.data() + plan.master[u], elements));
+    result.masters.push_back(read_masters(arena.data(), plan, u, elements));
     if (run.policy.keep_gradients)
       result.gradients.push_back(read(arena.data() + plan.shard_slot[shard_slot_of(u, schedule)], elements));
   }

@@ -54,10 +54,21 @@ TEST(Targets, MemoryOfFourRanks) {
     const config::Config config = reference({std::string("memory.recompute=") + recompute});
     return static_cast<double>(make_step_plan(config, node(4)).memory.bytes) / kGigabyte;
   };
-  EXPECT_LE(planned("cheap"), 7.7);
-  EXPECT_LE(planned("block"), 4.4);
+  EXPECT_LE(planned("cheap"), 7.3);
+  EXPECT_LE(planned("block"), 4.1);
   EXPECT_EQ(evaluate_fsdp2(reference(), node(4), h100()).plan.memory.bytes, 10'523'833'344)
       << "as measured: tests/unit/eager_memory_test.cpp";
+}
+
+// 0.685 of FSDP2's memory at 1.06 times its speed; one rank, which shares its weights with nobody, 0.935 at
+// 1.10. With bf16 weights of their own beside the fp32 masters these would be 0.72 and 1.02.
+TEST(Targets, MemoryBesideFsdp2) {
+  const Comparison four("4 ranks, cheap", reference({"memory.recompute=cheap"}), node(4), h100());
+  EXPECT_LE(four.memory(), 0.70);
+  EXPECT_GE(four.speedup(), 1.05);
+  const Comparison one("1 rank, none", reference({"memory.recompute=none"}), node(1), h100());
+  EXPECT_LT(one.memory(), 0.95);
+  EXPECT_GE(one.speedup(), 1.09);
 }
 
 class OnANode : public ::testing::TestWithParam<bool> {
