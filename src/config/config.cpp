@@ -86,7 +86,7 @@ void collect(const Json& object, const std::string& path, const std::string& nam
 Json override_value(const std::string& text, const std::string& origin) try {
   return parse_strict_json(text, origin);
 } catch (const InputError&) {
-  const Json value = text;
+  Json value = text;
   try {
     static_cast<void>(value.dump());
   } catch (const Json::exception&) {
