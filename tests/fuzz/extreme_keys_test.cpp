@@ -10,7 +10,7 @@
 #include "config/schema.h"
 #include "core/error.h"
 #include "core/format.h"
-#include "support.h"
+#include "tests/train/support.h"
 #include "train/evaluation.h"
 
 namespace minillm::train {
@@ -36,6 +36,26 @@ bool plans(const std::vector<std::string>& overrides, int ranks) {
     ADD_FAILURE() << error.what();
     return false;
   }
+}
+
+TEST(ExtremeHardware, TimesStayFinite) {
+  for (const double rate : {1.0, 1e30})
+    for (const double seconds : {0.0, 1e6})
+      for (const int64_t ranks : {int64_t{1}, int64_t{1} << 20}) {
+        shard::Hardware hardware = h100();
+        for (double* figure :
+             {&hardware.gemm_flops_per_s, &hardware.attention_flops_per_s, &hardware.memory_bytes_per_s})
+          *figure = rate;
+        hardware.kernel_s = seconds;
+        hardware.link = {.latency_s = seconds, .bytes_per_s = rate, .ranks = ranks};
+        hardware.network = {.latency_s = seconds, .bytes_per_s = rate};
+        // What a file may say.
+        EXPECT_NO_THROW((void)shard::parse_hardware(shard::to_json(hardware), "extreme"));
+        const Evaluation step =
+            evaluate(test::small(), {.ranks = 16, .ranks_per_node = static_cast<int>(ranks)}, hardware);
+        EXPECT_TRUE(std::isfinite(step.timeline.step_s)) << rate << " " << seconds << " " << ranks;
+        EXPECT_GE(step.timeline.step_s, 0);
+      }
 }
 
 /// KEY=VALUE for the least and the most of what a key allows.
