@@ -170,8 +170,8 @@ class DeafServer {
 TEST(Train, WaitsForNoDisplay) {
   if (!MINILLM_WITH_MPI) GTEST_SKIP() << "needs MPI";
   const std::vector<std::string> in_namespace{"/usr/bin/unshare", "--mount", "/bin/sh", "-c"};
-  if (run(with(in_namespace, {"true"})).exit_code != 0)
-    GTEST_SKIP() << "needs a mount namespace, which is root's to make";
+  if (run(with(in_namespace, {"command -v mount"})).exit_code != 0)
+    GTEST_SKIP() << "needs mount in a namespace of its own, which is root's to make";
   const TemporaryFolder folder, displays;
   const DeafServer server(displays.path("X0"));
   // Both have to keep away from it of themselves: the launcher, and a program that was started by another
